@@ -94,9 +94,7 @@ def run_passes(
 
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
-    """Put the plan in the place of the passes whose work it holds, in front of what orders the
-    graph.
-    """
+    """Put the plan before the passes that order the graph; leave out those whose work it holds."""
     kept = [p for p in passes if not p.replaced_by_plan]
     ordering = (i for i, p in enumerate(kept) if p.schedules or p.reads_schedule)
     at = next(ordering, len(kept))

@@ -47,10 +47,10 @@ class CollectiveRecord:
     cause: str = ""
 
     def agreed(self) -> str:
-        """Describe what every rank of the group must launch alike, as text; "" if that is nothing.
+        """Describe what every rank of the group must launch equally, as text; "" if nothing.
 
-        A send has a receive on the other side; shares of an all_to_all, gather or scatter may
-        differ.
+        A send has a receive on the other side, so one-sided kinds need not be equal. Shares of an
+        all_to_all, gather or scatter may differ, so their sizes are left out.
         """
         if self.kind in ONE_SIDED:
             return ""

@@ -288,11 +288,12 @@ def flops_of(shape: Product) -> float:
 def measure_device(
     clock: Clock, *, seconds: float = 30.0, note: Note = lambda text: None
 ) -> DeviceTimes:
-    """Measure one device; where a job is initialised, all ranks at once, as they compute in it.
+    """Measure one device. In an initialised job, all ranks measure at the same time.
 
-    ``seconds``, in all, are shared by dtypes and shapes; a product that would take more than its
-    share is left out, and so is a dtype that the device does not multiply. ``note`` is told of each
-    part, before it is measured.
+    They do so because they also compute at the same time in the job. Dtypes and shapes share the
+    total of ``seconds``. A product that would take more than its share is left out, and so is a
+    dtype that the device cannot multiply. ``note`` is called with the name of each step before its
+    measurement.
     """
     on_gpu = clock.device.type == "cuda"
     shapes = CUDA_PRODUCTS if on_gpu else PRODUCTS
@@ -333,6 +334,7 @@ def _products(
     found: dict[Product, float] = {}
     rate = math.inf  # operations a microsecond, of the largest so far
     for shape in sorted(shapes, key=flops_of):
+        # Shapes are sorted by flops, so all later ones would take longer still.
         if flops_of(shape) / rate * (WARM_UP + LEAST_SAMPLES) > share_us:
             break
         call = _product(dtype, shape, clock.device)

@@ -85,8 +85,8 @@ def _block(rank: int, size: int) -> list[int]:
 def layout_of_job(host: str = "") -> Layout:
     """Learn from all ranks which of them share a host. Every rank of the job calls it.
 
-    ``host``: a name for this one, where hosts are not told apart by their host names. Raises
-    CalibrationError where the layout is uneven.
+    ``host`` is a name for this host, for jobs where host names do not distinguish hosts. Raises
+    CalibrationError if the layout is uneven.
     """
     names: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(names, host or socket.gethostname())
@@ -131,14 +131,15 @@ def measure_links(
     payloads: Iterable[int] = (),
     note: Note = lambda text: None,
 ) -> LinkTimes:
-    """Measure the links between the ranks of an initialised job. Every rank calls it, with equal
-    arguments.
+    """Measure the links between the ranks of an initialised job.
 
-    Groups of one shape are measured all at once, as a job uses them. A launch and its wait are
-    those that compiled code makes. ``seconds``, in all, are shared by ``kinds``, shapes and
-    ``payloads``: where a large payload would take more than its share, it is left out. ``note`` is
-    told of each table, before it is measured. No group stays behind. The first kind on all ranks is
-    what kernels are slowed by.
+    Every rank calls it, with equal arguments. All groups of one shape are measured at the same
+    time, as a job uses them. Each collective is started and waited for as in compiled code.
+
+    ``kinds``, shapes and ``payloads`` share the total of ``seconds``. A large payload that would
+    take more than its share is left out. ``note`` is called with the name of each table before its
+    measurement. Every process group that it creates is destroyed. The slowdown of kernels is
+    measured beside the first of ``kinds``, on all ranks.
     """
     found = LinkTimes(layout, clock.device.type, clock.how)
     sizes = sorted(payloads) or (CUDA_PAYLOADS if clock.device.type == "cuda" else PAYLOADS)

@@ -144,7 +144,7 @@ def tables_of(where: str, device: DeviceTimes | None, links: LinkTimes | None) -
 
 
 def _short(value: float) -> float:
-    """Four digits: no clock tells more."""
+    """Round to four significant digits, because no clock is more precise."""
     return float(f"{value:.4g}")
 
 

@@ -61,7 +61,7 @@ def row_source(node: fx.Node) -> fx.Node | None:
 
 
 def row_views(node: fx.Node) -> list[fx.Node]:
-    """The nodes of which ``node`` is the ``row_source``."""
+    """Return the nodes whose ``row_source`` is ``node``."""
     ends: dict[fx.Node, None] = {}
     for user in node.users:
         if user.target in SPLITS:

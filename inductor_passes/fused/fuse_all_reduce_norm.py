@@ -1,11 +1,12 @@
 """Fuse all_reduce, wait, additions and an RMS or layer norm into one kernel.
 
-The kernel gives the total, the statistics and the end of the norm; whatever else of the decomposed
-norm is read, such as by a backward pass, is made again from those.
+The kernel returns the total, the statistics and the result of the norm. Other nodes of the
+decomposed norm may have readers, such as a backward pass. The pass computes those again from the
+kernel's results.
 
-With ``x`` the input in float32, an RMS norm is ``x * rsqrt(mean(x * x) + eps) [* weight]`` and a
-layer norm ``(x - mean) * rsqrt(variance + eps) [* weight] [+ shift]``, mean and variance from one
-``var_mean``; casts stand before it and behind it where the program's type is narrower.
+Let ``x`` be the input in float32. An RMS norm is ``x * rsqrt(mean(x * x) + eps) [* weight]``. A
+layer norm is ``(x - mean) * rsqrt(variance + eps) [* weight] [+ shift]``, with mean and variance
+from one ``var_mean``. Where the program's dtype is narrower, casts stand before and after the norm.
 """
 
 from __future__ import annotations

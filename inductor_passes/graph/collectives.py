@@ -32,8 +32,9 @@ def numbers_of(members: Iterable[fx.Node]) -> tuple[int | str, ...]:
 
 
 def part_of(launch: fx.Node, part: int, parts: int, along: str) -> tuple[str, ...]:
-    """The number of one part of a launch, with all that ranks must cut alike; none if the launch
-    has no number.
+    """Return the number of one chunk of a launch, with all that ranks must cut the same way.
+
+    There is one entry for each number of the launch, and none if the launch has no number.
     """
     numbers = launch.meta.get(MEMBERS, ())
     return tuple(f"{number}: part {part + 1} of {parts} along {along}" for number in numbers)

@@ -1,14 +1,16 @@
-"""Order that a graph must keep although no value flows: memory, effects, random numbers, ranks.
+"""Find the order that a graph must keep although no value flows.
 
-- Whoever writes memory comes after everything that used it, and before everything that uses it
-  later. A launch uses what it reads until its wait: the link may take it as late as that.
-- A *fence* (a barrier, an operator whose effects nobody declares) stays where it is: nothing passes
-    it.
-- Random operators keep their order, or each would draw another's numbers.
-- Where ranks may hold different graphs, launches keep the program's order: it is all that they
-    share.
-- Beside a send or a receive no launch moves behind a wait that it preceded: the peer that is waited
-  for may wait for that launch.
+The causes are memory, effects, random numbers and ranks.
+
+- A node that writes memory comes after all earlier uses of it, and before all later uses. A launch
+  uses what it reads until its wait, because the link may read it as late as that.
+- A *fence* is a barrier, or an operator whose effects nobody declares. It stays where it is, and no
+  node passes it.
+- Random operators keep their order. Otherwise each would draw another's numbers.
+- Where ranks may hold different graphs, launches keep the program's order, because ranks share
+  nothing else.
+- Where launches show that ranks differ, such as a send or a receive, no launch moves below a wait
+  that it preceded. The peer of that wait may itself wait for the launch.
 """
 
 from __future__ import annotations
@@ -97,10 +99,9 @@ def launches_show_that_ranks_differ(graph: fx.Graph) -> bool:
 
 
 def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -> list[set[int]]:
-    """For each node, by position, the positions of those that it must stay behind besides its
-    inputs.
+    """Return the positions that each node must follow besides its inputs, by position.
 
-    ``owners`` as ``memory_owners`` gives them. ``keep_launches``: launches keep their order.
+    ``owners`` comes from ``memory_owners``. With ``keep_launches``, launches keep their order.
     """
     nodes = list(graph.nodes)
     memory = _Memory(nodes, owners)
@@ -118,6 +119,7 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
             if fence is not None:
                 deps.add(fence)
             if node.op == "output" or is_fence(node):
+                # Every other node before is an input, direct or not, of these or of the last fence.
                 deps.update(open_ends)
                 fence, open_ends = i, {}
             else:
@@ -126,6 +128,7 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
         if keep_launches and role(node) in ("launch", "blocking"):
             chains.append("launch")
         elif pairs and role(node) == "wait" and "launch" in last:
+            # The peer may wait for that launch first: below this wait, both ranks could hang.
             deps.add(last["launch"])
         for chain in chains:
             deps.update([last[chain]] if chain in last else [])
@@ -151,11 +154,13 @@ class _Memory:
         if role(node) == "wait":
             writes.add(self._owners[i])  # until then, a launch that works in place still writes
             launch = launch_of(node)
+            # A wait reads the launch's inputs too: no write may reach them before it.
             used = [*used, *(launch.all_input_nodes if launch is not None else ())]
         reads = {self._owners[self._position[source]] for source in used}
         for owner in sorted((reads | writes) & self._written):
             deps.update([self._writer[owner]] if owner in self._writer else [])
             if owner in writes:
+                # Anti-dependence: earlier readers must see the memory before this write.
                 deps |= self._readers.pop(owner, set())
                 self._writer[owner] = i
             else:
@@ -167,7 +172,7 @@ class _Memory:
 
 
 def _splits_unevenly(launch: fx.Node, numbers: bool = False) -> bool:
-    """Return whether shares are unlike; ``numbers``: and all of them known."""
+    """Return whether split sizes differ; ``numbers`` ignores lists that hold symbols."""
     for name in ("input_split_sizes", "output_split_sizes"):
         sizes = argument(launch, name)
         if isinstance(sizes, (list, tuple)) and len(set(sizes)) > 1:

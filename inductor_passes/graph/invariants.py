@@ -113,9 +113,7 @@ def check_functional(graph: fx.Graph, name: str, *, allow: frozenset[object] = f
 
 
 def _epilogue(graph: fx.Graph) -> set[fx.Node]:
-    """The copies into graph inputs behind which nothing else stands: no value is read after
-    them.
-    """
+    """Return the copies into graph inputs that end the graph; only the output follows them."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output":

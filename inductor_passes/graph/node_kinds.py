@@ -102,7 +102,7 @@ def node_kinds(graph: fx.Graph) -> dict[fx.Node, NodeKind]:
 
 @per_operator
 def loop_of(target: object) -> Loop:
-    """Return the kind of loop that Inductor makes of an operator, told by its tags and its name."""
+    """Return the kind of loop that Inductor makes of an operator, by its tags and its name."""
     if not isinstance(target, torch._ops.OpOverload):
         return "none"
     name, tags = target._opname, target.tags
@@ -118,7 +118,7 @@ def loop_of(target: object) -> Loop:
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:
-    """Bytes behind a tensor, elements repeated by broadcasting counted once."""
+    """Return a tensor's bytes in memory; elements repeated by broadcasting count once."""
     return _tensor_size(tensor)[1]
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PassLog:
-    """What passes do to one graph, told pass by pass; silent, and free, where nobody asks."""
+    """Log what each pass does to one graph. It is silent and free unless a user asks for it."""
 
     def __init__(self, graph: fx.Graph, graph_id: str) -> None:
         self._log = dynamo.artifact_logger("inductor_passes.report.logs", "dist_passes")

@@ -136,7 +136,7 @@ def _split(span: SpanRecord, busy: Sequence[Interval]) -> list[Box]:
 
 
 def _merge_tiny(boxes: Sequence[Box], width_us: float) -> list[Box]:
-    """Neighbours of one style that are too narrow to be told apart become one box."""
+    """Merge neighbours of one style into one box if they are too narrow to distinguish."""
     merged: list[Box] = []
     for box in sorted(boxes, key=lambda b: b.start_us):
         last = merged[-1] if merged else None
@@ -241,9 +241,7 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
 
 
 def _box_title(box: Box, collectives: dict[str, CollectiveRecord]) -> str:
-    """Return the text shown when hovering over a box; its first line is the label where there is
-    room.
-    """
+    """Return the text shown when hovering over a box; its first line is the label if it fits."""
     collective = collectives.get(box.span.name)
     if box.count > 1:
         head = f"{box.count} spans"

@@ -1,12 +1,13 @@
-"""Reduce-scatter a sum of which each rank keeps its own chunk.
+"""Reduce-scatter a sum if each rank keeps only its own chunk of it.
 
 Rank 0 cannot see from its graph whether all ranks take their own chunk or all take the first one,
-and ranks that decide differently hang. So a slice counts only where DTensor made it, while it went
-from Replicate to Shard: Dynamo noted the function that each node comes from, and DTensor slices
-inside functions that do not slice themselves. It slices by one dimension of the mesh; that it is
-the one of ``group_name`` is sure only if this rank knows no other group of that size, which a mesh
-gives alike to all ranks of a group. Where two mesh dimensions have the same size nothing is
-recognised.
+and ranks that decide differently hang. So a slice counts only if DTensor made it while it
+redistributed from Replicate to Shard. Dynamo records the function that each node comes from, and
+DTensor slices inside functions that do not slice themselves.
+
+DTensor slices along one dimension of the mesh. This rank can be sure that it is the dimension of
+``group_name`` only if it knows no other group of that size. A mesh gives that knowledge to all
+ranks of a group equally. Where two mesh dimensions have the same size, nothing is recognised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base of the rewrites: they need a functional graph, and they leave true values behind."""
+"""Define the base of the rewrites: they need a functional graph and keep node values true."""
 
 from __future__ import annotations
 

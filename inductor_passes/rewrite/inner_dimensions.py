@@ -188,8 +188,9 @@ class GatherWithoutCopy(Rewrite):
 
 
 def _turned(shard: object, dim: int) -> tuple[fx.Node, list[int]] | None:
-    """The tensor of which ``shard`` is a permutation that puts its first dimension at ``dim``,
-    and the order.
+    """Return what ``shard`` permutes to put its first dimension at ``dim``, and the order.
+
+    Clones are looked through. The result is None if ``shard`` is no such permutation.
     """
     while isinstance(shard, fx.Node) and shard.target is aten.clone.default:
         shard = shard.args[0]
@@ -215,10 +216,11 @@ def _order(node: fx.Node, rank: int) -> list[int]:
 class ScatterByExchange(Rewrite):
     """reduce_scatter -> all_to_all, then the sum of what came: half the bytes on gloo's links.
 
-    Gloo reduces and scatters by an all_reduce of which each rank keeps its part. Here each rank
-    sends every other its part instead, and adds what it gets in the order of ranks; Inductor fuses
-    the sum with what reads it. Only where the topology says that a reduce_scatter takes more than
-    one round (``reduce_scatter_rounds``), and predicts a gain with the sum counted.
+    Gloo implements a reduce_scatter as an all_reduce, and each rank keeps its chunk. Here each rank
+    instead sends every other rank its chunk. Each rank adds what it receives in the order of ranks,
+    and Inductor fuses the sum with what reads it. The pass applies only where the topology says
+    that a reduce_scatter takes more than one round (``reduce_scatter_rounds``). It must also
+    predict a gain with the sum counted.
 
     Requires: a functional graph; static shapes; sums and averages of floating-point numbers.
     Ensures:  the same sums, perhaps in another order; a second run changes nothing.

@@ -32,8 +32,8 @@ class GatherBeforeUpcast(Rewrite):
     """Gather the value before its upcast and cast the gathered one: bfloat16 to float32 halves the
     bytes.
 
-    Looks through views, copies and zero padding between cast and launch: with uneven shards some
-    ranks pad and others do not, and all must decide alike.
+    The pass looks through views, copies and zero padding between cast and launch. With uneven
+    shards some ranks pad and others do not, and all ranks must make the same decision.
 
     Requires: a functional graph.
     Ensures:  every bit as before (only casts that lose nothing); a second run changes nothing.

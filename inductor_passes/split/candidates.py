@@ -1,11 +1,11 @@
-"""Regions that could be cut: along each dimension of a value, as far as rules carry.
+"""Find regions that could be cut: along each dimension of a value, as far as rules carry.
 
-Regions begin at inputs of the graph, and at values inside it that others end at: results of
-operators that have no rule or want the whole. Those inside that look alike, as in the layers of a
-model, are cut alike.
+Regions begin at inputs of the graph. They also begin at inner values where other regions end:
+results of operators that have no rule or need the whole value. Inner values with the same operator,
+shape and dtype, as in the layers of a model, are cut the same way.
 
-What is scattered or exchanged along its first dimension must hold, for each rank, a piece of every
-part. So a value is also cut in as many blocks as such a group has ranks.
+A value that is scattered or exchanged along its first dimension must hold, for each rank, a piece
+of every chunk. So a value is also cut in as many blocks as such a group has ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Way:
 
 
 def like(node: fx.Node) -> object:
-    """Return what is equal for values that regions begin at alike: of an input its own name."""
+    """Return a key that values share if they are cut the same way; an input's key is its name."""
     if node.op == "placeholder":
         return str(node.target)
     source, at = node, None
@@ -130,11 +130,10 @@ def from_inputs(graph: fx.Graph, parts: int) -> Iterator[Region]:
 def from_inside(
     graph: fx.Graph, parts: int, front: Iterable[Region], taken: Collection[fx.Node] = ()
 ) -> Iterator[Region]:
-    """Yield the regions that begin where those in ``front`` end, and hold a launch and no node that
-    is ``taken``.
+    """Yield the regions that begin where regions in ``front`` end, and that hold a launch.
 
-    Of values that are alike the first that leads to a launch speaks for all. Where the new ones
-    end, others may begin.
+    They hold no node that is ``taken``. Among values with equal ``like`` keys, the first that leads
+    to a launch represents them all. Other regions may begin where the new ones end.
     """
     positions, blocks = Positions(graph), _blocks(graph)
     known: set[tuple[fx.Node, object]] = set()

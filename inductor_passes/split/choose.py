@@ -268,8 +268,10 @@ class _Search:
         return Trial(ways, made, price)
 
     def _halves_apart(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Forward and backward of a joint graph in unlike parts, or one whole, where their own
-        prices say that this is better.
+        """Return a trial that cuts forward and backward differently, if their prices favour it.
+
+        One half of the joint graph may stay whole. The list is empty where the prices of the halves
+        predict too little gain.
         """
         uncut = self.prices.uncut
         if len(uncut.us) < 2 or not trials:

@@ -180,7 +180,7 @@ class Cutter:
         return found
 
     def _around(self, like: fx.Node, node: fx.Node, dim: int) -> tuple[list[Any], list[Any]]:
-        """The sizes of a node before and behind a dimension."""
+        """Return the sizes of a node before and after a dimension."""
         last = node.meta["val"].dim()
         before, after = range(dim), range(dim + 1, last)
         return [self._size(like, node, d) for d in before], [
@@ -274,9 +274,7 @@ class Cutter:
         self._emit(aten._assert_scalar.default, (same, said), node)
 
     def _joined(self, node: fx.Node, cut: Cut, parts: Sequence[fx.Node]) -> fx.Node:
-        """The parts side by side, in memory as the value lay: its strides are promised to
-        whoever reads it.
-        """
+        """Join the chunks in the memory order of the value, because readers rely on its strides."""
         order = _memory_order(node.meta["val"])
         equal = has_equal(cut, shape_of(node), self._count)
         turned = order != sorted(order)
@@ -361,7 +359,7 @@ class _Maker:
 
 
 def _bounded(node: fx.Node) -> None:
-    """A bound of a size is told as a condition: called, it would ask for the number."""
+    """Turn a bound of a size into a condition; a call of it would ask for the number."""
     size = node.args[0]
     assert isinstance(size, fx.Node)
     hold(size.meta["val"] >= 0)

@@ -151,10 +151,11 @@ def _ended(regions: Sequence[Region]) -> tuple[EndedRecord, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """The joint graph that a graph is a half of.
+    """Describe the joint graph that a graph is a half of.
 
-    ``plan``: how all ranks launch it, parts named: ``PROGRAM`` if it was left whole. ``stream``:
-    its launches before; None where no ranks settle anything. ``record``: of the pass that cut it.
+    ``plan``: how all ranks launch it, with its chunks named; ``PROGRAM`` if it was left whole.
+    ``stream``: its launches before; None where no ranks need to agree. ``record``: the record of
+    the pass that cut it.
     """
 
     plan: str

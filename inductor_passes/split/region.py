@@ -21,12 +21,12 @@ from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Place
 
 @dataclass(slots=True)
 class Region:
-    """Nodes that are computed in ``parts``, how each is, and why it ends where it does.
+    """Hold the nodes that are computed in ``parts``, how each is, and why the region ends.
 
-    ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole,
-    with the reason; behind such an operator the region goes on where a result has the shape of a
-    value that it was given in parts.
-    ``left``: all that read it and are not in parts.
+    ``seed`` is a value that is read in chunks. ``ended`` maps each operator that reads a value of
+    the region whole to the reason. The region goes on after such an operator if a result has the
+    shape of a value that the operator received in chunks. ``left`` maps every reader of the region
+    that is not in chunks to the reason.
     """
 
     seed: fx.Node
@@ -107,13 +107,15 @@ def spread(
     without: Collection[fx.Node] = (),
     edge: Mapping[fx.Node, Place] | None = None,
 ) -> Region:
-    """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these
-    are cut; ``within``: only these nodes are computed in parts, and those ``without`` are not.
-    ``edge``: values that are read in parts, in place of the seed.
+    """Compute everything downstream of ``seed`` in chunks, as far as rules allow.
 
-    Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing.
-    Where an operator wants the whole of rows that parts have in orders of their own, no join makes
-    it: then the sort that led there is whole, and ends the region in the operator's place.
+    ``launches``: only these are cut. ``within``: only these nodes are computed in chunks.
+    ``without``: these are not. ``edge``: values that are read in chunks, instead of the seed.
+
+    The search visits only nodes downstream of the seed, so that a seed that leads nowhere costs
+    nothing. An operator may want the whole of rows that each chunk holds in its own order, and no
+    join makes that. Then the sort that led there stays whole, and the region ends at the sort
+    instead of the operator.
     """
     whole: dict[fx.Node, str] = {}
     while True:
@@ -137,8 +139,9 @@ def _spread(
     without: Collection[fx.Node],
     edge: Mapping[fx.Node, Place] | None,
 ) -> Region:
-    """Compute what is behind ``seed`` in parts; ``whole``: keys that are sorted and counted
-    whole, and why.
+    """Compute the nodes downstream of ``seed`` in chunks.
+
+    ``whole`` maps keys that are sorted and counted whole to the reason.
     """
     region = Region(seed, cut, parts)
     queue: list[tuple[int, fx.Node]] = []
@@ -149,6 +152,7 @@ def _spread(
         for user in node.users:
             if user not in seen:
                 seen.add(user)
+                # In graph order, so that all inputs of a node have their places before it.
                 heapq.heappush(queue, (positions.of[user], user))
 
     for node, place in ({seed: cut} if edge is None else edge).items():
@@ -185,7 +189,7 @@ def _spread(
 
 
 def _is_waited_for(launch: fx.Node) -> bool:
-    """Whether what a launch brings is read behind a wait, and nowhere else."""
+    """Return whether the result of a launch is read after a wait, and nowhere else."""
     return bool(waits_of(launch)) and not loose_users(launch)
 
 
@@ -197,8 +201,9 @@ def _why(node: fx.Node, whole: Mapping[fx.Node, str]) -> str:
 
 
 def _wanted_whole(region: Region) -> dict[fx.Node, str]:
-    """Keys by which tokens cannot be sorted in parts, and why: who reads what no join makes, or
-    that nothing is exchanged.
+    """Return the keys by which tokens cannot be sorted in chunks, and the reason for each.
+
+    Either a node reads rows that no join makes, or nothing in their order is exchanged.
     """
     found: dict[fx.Node, str] = {}
     for node, reason in region.left.items():
@@ -225,7 +230,7 @@ def _wanted_whole(region: Region) -> dict[fx.Node, str]:
 
 
 def _keys(place: Place | None) -> fx.Node | None:
-    """The keys behind a place that no join makes whole."""
+    """Return the keys of the sort that a place depends on, if no join makes its value whole."""
     if isinstance(place, tuple):
         return next((keys for one in place if (keys := _keys(one)) is not None), None)
     if isinstance(place, Addends) and not place.joins:

@@ -153,11 +153,11 @@ class SplitRegions(Cutting):
     """Cut regions into parts that run one after another: one computes while another's collective is
     on its way.
 
-    What is behind an input of the graph is computed in parts as far as rules carry (``rules``), the
-    collectives on the way too; where they end, parts are joined, and another region may begin, in
-    as many parts as are best there. Regions and numbers of parts are those of the shortest
-    predicted step, scheduled, one region after the other; with ``auto`` the graph is left whole
-    unless that saves 3 % or more.
+    Nodes downstream of a graph input are computed in chunks as far as rules carry (``rules``),
+    together with the collectives among them. Where the rules end, chunks are joined. Another region
+    may begin there, with its own best number of chunks. Regions and numbers of chunks are chosen
+    one region after the other, by the shortest predicted step of the schedule. With ``auto`` the
+    graph is left whole unless that saves 3 % or more.
 
     Requires: a functional graph of known sizes.
     Ensures:  the same values, sums over parts in another order; each cut launch has a launch for

@@ -387,8 +387,9 @@ def _(a: torch.Tensor, weights: Sequence[torch.Tensor], *how: Any) -> list[torch
 
 
 def can_read(weights: Sequence[torch.Tensor]) -> bool:
-    """Return whether the kernel reads these weights where they lie: one of the two strides is 1,
-    alike in all.
+    """Return whether the kernel can read these weights without a copy.
+
+    It can if one dimension has stride 1, and that dimension is the same in all weights.
     """
     return all(w.stride(0) == 1 for w in weights) or all(w.stride(1) == 1 for w in weights)
 

@@ -38,12 +38,12 @@ def matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Norm(NamedTuple):
-    """The terms, each of which may be missing, and the norm of their total; a layer norm if
-    ``layer``.
+    """Describe the norm of a sum: its optional terms and its result.
 
-    ``residual`` has the shape of the sum, ``[..., D]``; ``bias``, ``weight`` and ``shift`` are
-    ``[D]``. The result is of ``out_dtype``; of float8_e4m3fn each row has a scale, and result times
-    scale is the norm.
+    ``layer`` selects a layer norm instead of an RMS norm. ``residual`` has the shape of the sum,
+    ``[..., D]``; ``bias``, ``weight`` and ``shift`` are ``[D]``. The result has the dtype
+    ``out_dtype``. With float8_e4m3fn each row has a scale, and the result times the scale is the
+    norm.
     """
 
     residual: torch.Tensor | None = None
@@ -284,8 +284,11 @@ def all_reduce_add_layernorm(
     out_dtype: torch.dtype,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Layer norm likewise, with ``shift`` ``[D]`` added last; returns the mean ``[..., 1]``
-    before the root.
+    """Compute the layer norm of (sum of ``x`` over ranks + ``bias`` + ``residual``), local shapes.
+
+    The arguments are those of ``all_reduce_add_rmsnorm``, and ``shift`` ``[D]``, which is added
+    last. It returns the same results, with the mean ``[..., 1]`` in float32 before the reciprocal
+    root.
     """
     norm = _check(x, Norm(residual, bias, weight, shift, eps, out_dtype, layer=True))
     y, total, mean, rstd, scale = _run(x, norm, group_name)

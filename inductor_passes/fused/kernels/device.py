@@ -1,25 +1,26 @@
-"""Device helpers that kernels share: flags, waits, barriers, and what becomes of a wait that fails.
+"""Give kernels shared device helpers: flags, waits, barriers, and reports of failed waits.
 
 The protocol. Each rank owns one symmetric buffer: ``FLAG_BYTES`` of flags, then two halves of data.
 A call of a kernel has an *epoch*, one more than the call before; it uses the half ``epoch % 2``. A
-rank writes data into a peer's half (or its own, to be read), then sets a flag at the reader to the
-epoch; the reader waits until the flag has reached the epoch. Nothing is ever reset and no barrier
-stands at the end: a rank that writes a half again, two epochs later, has seen flags of the epoch
-between from every peer, and a peer sends those only after its kernel before, and all its reads,
-have ended.
+rank writes data into a peer's half (or its own, to be read). Then it sets a flag at the reader to
+the epoch, and the reader waits until the flag has reached the epoch.
 
-Epochs live in device memory, one for each program, so a CUDA graph replays; every launch on a
-workspace has the same number of programs, so they count alike. Comparisons are by difference: an
-epoch may wrap.
+Nothing is ever reset and no barrier stands at the end. A rank writes a half again only two epochs
+later. By then it has seen flags of the epoch between from every peer. A peer sends those only after
+its kernel before, and all its reads, have ended.
+
+Epochs live in device memory, one for each program, so that a CUDA graph can replay. Every launch on
+a workspace has the same number of programs, so all programs count the same epochs. Comparisons are
+by difference, because an epoch may wrap.
 
 Modes: ``REAL`` on a device, with acquire and release at system scope; ``INTERPRETER`` the same
 protocol with products in float32, because the interpreter multiplies the raw bits of bfloat16;
 ``CHECKING`` waits for nothing: a flag must have exactly its value already; ``TF32`` is ``REAL``,
-and float32 numbers are multiplied so.
+but multiplies float32 numbers as TF32.
 
 A wait looks at its flag a bounded number of times. The first to give up on a rank writes a report,
-which ``workspace.py`` turns into an error; later waits of that rank do not spin at all. What was
-computed from data that never came is NaN.
+which ``workspace.py`` turns into an error. Later waits for that rank do not spin at all. Results
+computed from data that never came are NaN.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def flags_of(peers_ptr: tl.tensor, rank: tl.tensor) -> tl.tensor:
 def data_of(
     peers_ptr: tl.tensor, rank: tl.tensor, offset: tl.tensor, DTYPE: tl.constexpr
 ) -> tl.tensor:
-    """Data of a rank, ``offset`` bytes behind its flags: a multiple of 16, which the compiler is
-    told.
+    """Return a pointer to the data of a rank, ``offset`` bytes after its flags.
+
+    The address is a multiple of 16, and ``tl.multiple_of`` lets the compiler rely on that.
     """
     base = tl.load(peers_ptr + rank) + FLAG_BYTES + offset
     return tl.multiple_of(base.to(tl.pointer_type(DTYPE)), 16)

@@ -125,9 +125,9 @@ def push_tiles_tma_kernel(
     B_ROWS_LIE: tl.constexpr,
     MODE: tl.constexpr,
 ) -> None:
-    """The same by descriptors of a ``[ranks, WORLD, M, K]`` and b ``[ranks, K, N]``.
+    """Compute the same with descriptors of a ``[ranks, WORLD, M, K]`` and b ``[ranks, K, N]``.
 
-    Results are stored by threads: a bulk store could be behind the flag that says it is there.
+    Threads store the results. A bulk store could arrive after the flag that announces it.
     """
     program = tl.program_id(0)
     local = tl.program_id(1)

@@ -207,11 +207,11 @@ def fence(zero: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
 
 
 def can_describe(capability: int, a: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
-    """Return whether descriptors can name ``a`` ``[.., K]`` and every weight ``[K, N]``, and
-    results beside them.
+    """Return whether descriptors can address ``a`` ``[.., K]``, weights ``[K, N]`` and the results.
 
-    By what all ranks of a program share, shapes and strides: ranks that choose tiles unlike each
-    other count unlike each other. Where a rank's tensors begin is its own: ``aligned``.
+    The answer depends only on what all ranks of a program share, such as shapes and strides. Ranks
+    that choose different tiles would count differently. The address of a tensor is rank-dependent;
+    ``aligned`` takes care of it.
     """
     if capability < LEAST_CAPABILITY or a.dtype not in (torch.bfloat16, torch.float16):
         return False
@@ -227,8 +227,9 @@ def can_describe(capability: int, a: torch.Tensor, weights: Sequence[torch.Tenso
 
 
 def aligned(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix, or a copy laid out alike where its first element is not where a descriptor can
-    begin.
+    """Return the matrix, or a copy in the same dimension order if its address is not aligned.
+
+    A descriptor can begin only at a multiple of ``ALIGNMENT`` bytes.
     """
     if matrix.data_ptr() % ALIGNMENT == 0:
         return matrix

@@ -248,11 +248,11 @@ def find_workspace(
     programs: int = PROGRAMS,
     flags: int = 2 * PROGRAMS,
 ) -> Workspace | None:
-    """The group's workspace with room for ``data_bytes`` a call; None where the kernel cannot run.
+    """Return the group's workspace of ``data_bytes`` a call; None where the kernel cannot run.
 
-    Made on first use, and again when a call needs more: ranks meet then. All of them call alike, so
-    all make it or none does. Raises KernelError for a wait that gave up in an earlier call, and
-    where a CUDA graph capture would have to allocate.
+    It is allocated on first use, and again when a call needs more bytes; ranks meet then. All ranks
+    make the same calls, so all of them allocate or none does. Raises KernelError if a wait gave up
+    in an earlier call, or if a CUDA graph capture would have to allocate.
     """
     if tensor.dtype not in DTYPES or tensor.numel() == 0 or data_bytes > MAX_CALL_BYTES:
         return None

@@ -64,8 +64,9 @@ def _by_queries(node: fx.Node) -> InParts:
 
 
 def _seen(causal: bool, i: int, parts: int) -> Iterator[tuple[int, int, bool]]:
-    """Which keys the queries of part ``i`` see: the first part, the one behind the last, and
-    whether causally.
+    """Yield which keys the queries of chunk ``i`` see, as ranges of chunks.
+
+    Each item has the first chunk, the end (exclusive), and whether attention in it is causal.
     """
     if not causal:
         yield 0, parts, False

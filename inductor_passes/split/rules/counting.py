@@ -80,7 +80,7 @@ def _takes_all(node: fx.Node) -> bool:
 
 
 def rows_of(node: fx.Node, place: Place | None, parts: int) -> Rows:
-    """Return the rows of all elements of a value behind each other."""
+    """Return the rows of all elements of a value, flattened to one dimension."""
     if isinstance(place, Cut):
         shape = extents(node)
         if not all(isinstance(size, int) for size in shape):
@@ -294,7 +294,7 @@ def size(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def _number(counts: KeyCounts | None) -> Number | None:
-    """Return of which rows a size is the number."""
+    """Return the rows whose number is a size made of these counts; None if that is unknown."""
     if counts is None or counts.at is None:
         return None
     return counts.total or Run(counts)

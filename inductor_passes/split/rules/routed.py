@@ -64,7 +64,7 @@ def settled(node: fx.Node, place: Routed) -> Cut | Routed:
 
 
 def agreed(several: Iterable[Rows]) -> Rows:
-    """Return the rows that values have together. Raises EndsError if they are in unlike orders."""
+    """Return the rows that values share. Raises EndsError if their orders or counts differ."""
     found = list(dict.fromkeys(several))
     ordered = [rows for rows in found if not isinstance(rows, Alike)]
     if len(ordered) > 1 or len({count_of(rows) for rows in found}) > 1:
@@ -192,14 +192,14 @@ def expand_rows(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def filled(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Make as many rows as a part has, all alike."""
+    """Make as many rows as a chunk has, all of them equal."""
     sizes = argument(node, "size")
     _, place, size = _sized(node, sizes, places)
     return InParts(place, {size: places[size]})  # type: ignore[dict-item]
 
 
 def filled_anew(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Make a value of known sizes, all alike, of the type of a part: it is whole."""
+    """Make a value of equal elements with the type of a chunk; with known sizes it is whole."""
     source = source_of(node)
     if source not in places:
         return filled(node, places, parts)

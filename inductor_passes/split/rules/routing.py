@@ -148,8 +148,9 @@ def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def _renamed(labels: KeyCounts | None, table: fx.Node) -> KeyCounts | None:
-    """Return of which counts labels are once a table has renamed them: of the same, or of those
-    that all ranks have in one place.
+    """Return the counts that labels refer to after a table renames them; None if unknown.
+
+    They are the same counts, or the counts over those runs that all ranks have in one place.
     """
     names = constant(table) if labels is not None and not labels.every else None
     if labels is None or names is None or len(names) != labels.groups:

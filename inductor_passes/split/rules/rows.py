@@ -27,10 +27,10 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Rows of ``of``, sorted by ``keys``, which is a value with a key for each; equal keys are
-    sorted alike.
+    """Describe rows of ``of``, sorted by ``keys``, a value with one key for each row.
 
-    ``by``: how many there are of each key, where the keys say what other counts count.
+    Two sorts by equal keys give the same order. ``by``: the counts whose runs the keys name, where
+    that is known.
     """
 
     keys: fx.Node
@@ -51,7 +51,7 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Those rows that ``counts`` counts, which lie behind each other in ``of``."""
+    """Describe the rows that ``counts`` counts, which are adjacent in ``of``."""
 
     counts: KeyCounts
     of: Rows | None = field(default=None, compare=False)
@@ -71,7 +71,7 @@ Rows = Base | Sorted | Exchanged | Run | Alike
 
 
 def count_of(rows: Rows) -> Number:
-    """Return what tells how many rows there are."""
+    """Return the base, exchange or run that determines how many rows there are."""
     if isinstance(rows, Sorted):
         return count_of(rows.of)
     return rows.count if isinstance(rows, Alike) else rows
@@ -94,11 +94,12 @@ def keys_behind(rows: Rows | None) -> fx.Node | None:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A value whose dimension ``dim`` is rows in a part's own order.
+    """Describe a value whose dimension ``dim`` is rows in a chunk's own order.
 
-    ``points``: its numbers are places in these rows, of the part in a part. ``permutes``: each of
-    them once. ``by``: keys of a sort that rows in the order of the whole went through, and whose
-    symbols are in its sizes. ``labels``: its numbers say of which run of these counts a row is.
+    ``points``: its numbers are indices into these rows; in a chunk, into the chunk's rows.
+    ``permutes``: each index occurs once. ``by``: keys of a sort that rows in the order of the whole
+    went through, and whose symbols are in its sizes. ``labels``: each number names the run of these
+    counts that its row belongs to.
     """
 
     dim: int
@@ -148,9 +149,7 @@ class KeyCounts:
 
     @property
     def rows(self) -> Sorted | Exchanged:
-        """The rows that are counted, in the order in which they lie behind each other run by
-        run.
-        """
+        """Return the rows that are counted, in the order of their runs."""
         here = Sorted(self.keys, self.of)
         return Exchanged(here, self.group) if self.group else here
 
@@ -161,7 +160,7 @@ class KeyCounts:
         return count_of(self.rows) if are_all else None
 
     def are_in(self, rows: Rows) -> bool:
-        """Return whether rows lie behind each other run by run, as they are counted."""
+        """Return whether rows lie run after run, in the order in which they are counted."""
         if isinstance(rows, Sorted) and rows.by is not None and rows.by == self:
             return True
         same = self.rows
@@ -172,12 +171,12 @@ class KeyCounts:
 
 @dataclass(frozen=True, slots=True)
 class Addends:
-    """Whole numbers of which each part has an addend; the value is the sum of all.
+    """Describe whole numbers that are the sum of one addend from each chunk.
 
-    ``counts``: what they count, where that is known; ``ends``: what they count with all before it;
-        ``total``: of which rows a size is the number, where it is one.
-    ``joins``: whether there is a sum that others may read; if not, they read the addend of a part.
-        ``by``: keys of the sort behind it.
+    ``counts``: what they count, where that is known. ``ends``: what they count together with all
+    runs before it. ``total``: the rows whose number is a size, where it is one. ``joins``: whether
+    there is a sum that others may read; if not, they read the addend of a chunk. ``by``: keys of
+    the sort that they depend on.
     """
 
     counts: KeyCounts | None = None

@@ -123,17 +123,20 @@ class SizeOf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InParts:
-    """How one node is computed in parts.
+    """Describe how one node is computed in chunks.
 
-    ``out``: how its value lies then, or ``SUM``: parts are added, in order, and the value is whole.
-        ``reads``: inputs that a part reads a part of; the others it reads whole. ``args``:
-        arguments with the sizes of a part, where they are not as they were, or what makes them of
-        sizes of what a part reads. ``plus``: what adds two parts of a ``SUM``, elementwise.
-        ``mean``: of which the parts' mean is wanted, not the sum. ``make``: makes the results of
-        all parts itself, where they are not of the same operators.
-    ``rows``: how many rows each part has where its sizes do not say so; that is checked when it
-        runs. ``once``: the value is whole, and the first part shows all that it takes of its inputs
-        (``out`` is ``SUM``).
+    ``out``: the place of its value, or ``SUM``: chunks are added in order, and the value is whole.
+    ``reads``: inputs that a chunk reads a chunk of; it reads the others whole. ``args``: arguments
+    with the sizes of a chunk, where they change, or a callable that makes them from sizes of what a
+    chunk reads.
+
+    ``plus``: adds two chunks of a ``SUM``, elementwise. ``mean``: the value is the mean of the
+    chunks, not the sum. ``make``: makes the results of all chunks, where they need different
+    operators.
+
+    ``rows``: how many rows each chunk has where its sizes do not say so; a check at run time holds
+    it. ``once``: the value is whole, and the first chunk shows all that it takes of its inputs
+    (``out`` is ``SUM``).
     """
 
     out: Place | Literal["sum"]

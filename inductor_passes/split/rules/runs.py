@@ -1,5 +1,6 @@
-"""Rows of one expert behind each other: runs of a sorted value, as many rows as are counted, and
-what is computed run by run.
+"""Compute a sorted value run by run, such as the adjacent rows of one expert.
+
+A run has as many rows as its counts say.
 """
 
 from __future__ import annotations

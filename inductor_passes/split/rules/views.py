@@ -173,9 +173,7 @@ def put(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def split(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Cut along another dimension, or into just the blocks of which each holds a piece of every
-    part.
-    """
+    """Split along another dimension, or into blocks that each hold a piece of every chunk."""
     source, cut = cut_of(node, places)
     (at,) = dims_of(node, len(shape_of(source)), default=0)
     count = len(node.meta["val"])
@@ -205,8 +203,9 @@ def pick(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def cat(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Join along another dimension, or pieces of equal size, of which each is then a block with
-    all parts.
+    """Join along another dimension, or join pieces of equal size.
+
+    Each such piece becomes a block that holds a piece of every chunk.
     """
     joined = node.args[0]
     assert isinstance(joined, (list, tuple))
