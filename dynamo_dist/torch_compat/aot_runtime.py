@@ -144,8 +144,8 @@ def pending_inputs_have_gradients() -> list[Patch]:
     """Trace an input that waits when it is read with its gradient, where one is recorded.
 
     AOTAutograd replaces it by the tensor inside, which never has a gradient. That cuts off what
-    eager mode recorded before, and the gradients further back are silently missing. Seen in torch
-    2.13 to 2.15.
+    eager mode recorded before, and the gradients further back are silently missing.
+    Seen in torch 2.13 to 2.15.
     """
     places = [
         _optional_module("torch._functorch._aot_autograd.frontend_utils"),

@@ -272,9 +272,9 @@ def in_context_parallel(
 ) -> list[Patch]:
     """Have ``handlers`` answer calls inside ``context_parallel``.
 
-    ``output`` wraps the function that takes its results apart. Inside it torch's dispatcher has a
-    table of handlers made of two others; this patch changes the one for attention. A torch without
-    these names has no context parallelism that we know of; seen in 2.13 to 2.15.
+    ``output`` wraps the function that takes its results apart. Inside ``context_parallel``, torch's
+    dispatcher has a table of handlers made of two others; this patch changes the one for attention.
+    A torch without these names has no context parallelism that we know of; seen in 2.13 to 2.15.
     """
     names = "custom_ops", "_ContextParallel"
     if not has(_context_parallel, *names, off="context_parallel on the CPU is torch's"):

@@ -247,8 +247,9 @@ def VALUE_MATCH(
     method: str | None = None,
     hold: bool = False,
 ) -> None:
-    """Guard that ``read(object)`` keeps its value. It reads no table of torch, so it outlives
-    disable().
+    """Guard that ``read(object)`` keeps its value.
+
+    The guard reads no table of torch, so it outlives disable().
 
     ``method`` is the name of a method without arguments if ``read`` calls just that, which is then
     called and compared in C. With ``hold`` the object is kept, and known by its identity when it

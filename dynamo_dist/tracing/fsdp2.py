@@ -172,10 +172,9 @@ class _Sharded:
 
     @property
     def unsharded(self) -> list[torch.Tensor]:
-        """What a graph gathered of a root's parameters, in the order of ``left_unsharded``: set
-        after the graph.
+        """What a graph gathered of a root's parameters, in ``left_unsharded``'s order.
 
-        FSDP2 leaves them unsharded until backward, for uses outside of the forward. What those
+        It is set after the graph. FSDP2 leaves them unsharded until backward, for uses outside of the forward. What those
         accumulate waits for the reduction of the graph's backward.
         """
         raise AttributeError("unsharded")

@@ -63,7 +63,7 @@ class PlacementVariable(dynamo_trackers.PlacementTracker):
         return callable(getattr(self.real, name, None))
 
     def _constant_property(self, name: str) -> int | str | None:
-        """Return the number or string of a property that a class of torch defines; None if not one.
+        """Return the number or string of a property that a class of torch defines, else None.
 
         An example is ``split_factor``, which reads C++. Upstream traces such a property in no
         placement that the program makes, and a strided shard's in none at all.
