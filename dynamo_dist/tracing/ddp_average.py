@@ -100,6 +100,8 @@ class Averaging:
         backward = aot_gradients.current_backward()
         if backward != self._backward:
             self._backward = backward
+            # Only the first backward after a forward averages: a second one through a kept graph
+            # finds the flag cleared.
             self._synchronizes, self._is_expected = self._is_expected, False
             aot_gradients.call_after_backward(self._finish)
         start, had = 0, list[int]()

@@ -174,8 +174,8 @@ class _Sharded:
     def unsharded(self) -> list[torch.Tensor]:
         """What a graph gathered of a root's parameters, in ``left_unsharded``'s order.
 
-        It is set after the graph. FSDP2 leaves them unsharded until backward, for uses outside of the forward. What those
-        accumulate waits for the reduction of the graph's backward.
+        It is set after the graph. FSDP2 leaves them unsharded until backward, for uses outside of
+        the forward. What those accumulate waits for the reduction of the graph's backward.
         """
         raise AttributeError("unsharded")
 
