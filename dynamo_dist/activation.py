@@ -2,8 +2,8 @@
 
 Everything that enabling changes in torch is a ``Change`` with a way back, kept on one stack, so
 that ``disable()`` leaves torch as it was. A function compiled while enabled keeps working after
-that: its guards need nothing of ours in torch's tables, and when one fails it is traced anew by
-upstream's rules.
+that: its guards need no object of ours in torch's tables. When one of them fails, upstream's rules
+trace the function anew.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def enabled(*, inductor: bool | Mapping[str, Any] = False) -> Iterator[None]:
-    """Enable inside the block and leave behind what was before, on or off, whatever the block did.
+    """Enable inside the block, then restore the previous state, on or off, whatever the block did.
 
     ``inductor``: as ``enable()`` takes it.
     """
@@ -161,7 +161,7 @@ def enabled(*, inductor: bool | Mapping[str, Any] = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Leave behind what was before the block, on or off."""
+    """Restore the state from before the block, on or off, when the block ends."""
     was_on, options = is_enabled(), inductor_backend.taken()
     try:
         yield

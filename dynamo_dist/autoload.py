@@ -1,10 +1,13 @@
 """The ``torch.backends`` entry point: torch calls it at the end of ``import torch``.
 
-It runs in every process of the environment, ours or not, so it does little: it tells torch's
-logging our names, so that ``TORCH_LOGS="+dist"`` is understood, starts to listen in a process of a
-script that is being explained, and where ``DYNAMO_DIST_INDUCTOR=1`` asks for it, enables the plugin
-at the first ``torch.compile``. Otherwise it imports nothing but the standard library, and nothing
-that goes wrong in it may reach ``import torch``.
+It runs in every process of the environment, ours or not, so it does little:
+
+- It registers our names with torch's logging, so that ``TORCH_LOGS="+dist"`` is understood.
+- It starts to listen in a process of a script that is being explained.
+- Where ``DYNAMO_DIST_INDUCTOR=1`` asks for it, it enables the plugin at the first
+  ``torch.compile``.
+
+Otherwise it imports only the standard library. No failure in it may reach ``import torch``.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ def restore(options: Mapping[str, Any] | None) -> None:
 
 
 def taking(options: Mapping[str, Any]) -> Patch:
-    """Compile graphs of ``backend="inductor"`` as by ours, with ``options`` for compiles that are
-    given no other.
+    """Return the patch that has our compiler compile the graphs of ``backend="inductor"``.
 
-    The class and the function behind that name, seen in 2.13 to 2.15, ask us.
+    ``options`` apply to compiles that are given no others. The class and the function registered
+    under that name, seen in 2.13 to 2.15, ask us.
     """
     return _Taking(options)
 

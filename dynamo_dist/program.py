@@ -56,8 +56,8 @@ class Step:
     ``kind`` is ``op``; ``redistribute`` (to what the user asked for: ``upstream_outputs``);
     ``back`` (its backward); or ``local`` (the program reads the local tensor: its placement is
     pinned). The upstream specs are what DTensor chose by itself. A ``fixed`` step keeps them.
-    ``text`` is all that tells it from other steps besides the tensors it reads: the op and its
-    other arguments.
+    ``text`` is all that distinguishes it from other steps besides the tensors it reads: the op and
+    its other arguments.
     """
 
     kind: str
@@ -96,8 +96,8 @@ class Access:
 class Program:
     """All steps of a forward graph and, where it is trained, of its backward.
 
-    ``accesses``: one per step; None where nothing is known of a step, which then reads and writes
-    all. Empty for a program of which nothing is known.
+    ``accesses``: one per step; None for a step whose accesses are unknown, which then reads and
+    writes all. Empty for a program without known accesses.
     """
 
     steps: list[Step] = field(default_factory=list)

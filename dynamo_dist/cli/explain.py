@@ -58,7 +58,7 @@ def fail(arguments: argparse.Namespace, why: str) -> None:
 
 
 def show(arguments: argparse.Namespace, merged: MergedReport, infix: str = "") -> None:
-    """Files and text. ``infix`` tells the files of ranks apart that nobody brings together."""
+    """Print the report and write its files. ``infix`` keeps apart the files of ranks not merged."""
     from dynamo_dist.diagnostics.render import render_html, render_text, trace
 
     report: RunReport | MergedReport = merged if merged.first.world_size > 1 else merged.first
@@ -160,7 +160,7 @@ def _handlers(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> It
 
 
 def _dies_with_us() -> Callable[[], object] | None:
-    """On Linux a killed launcher leaves no script behind."""
+    """Return a hook that kills the script when its launcher is killed; None except on Linux."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)

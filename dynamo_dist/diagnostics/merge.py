@@ -129,7 +129,7 @@ def _sequences(
     by_rank: dict[int, GraphRecord],
     sequence: Callable[[GraphRecord], tuple[str, ...]],
 ) -> RankDifference | None:
-    """Ranks by equal sequence, each told by the first place where it leaves that of most ranks."""
+    """Group ranks by equal sequence; show each group by where it first departs from the largest."""
     found = _by_value((sequence(graph), rank) for rank, graph in sorted(by_rank.items()))
     if not found:
         return None

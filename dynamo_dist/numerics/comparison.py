@@ -122,17 +122,18 @@ def compare(
 ) -> Comparison:
     """Run ``model`` eager, under upstream Inductor and under ours, and say how they differ.
 
-    model: a module or function; parameters may be DTensors. It is run as it is, and left as it was:
-        values, gradients, mode, random state. inputs: one tensor, a tuple or list of arguments, or
-        a mapping of keyword arguments, with local shapes where they are plain tensors.
-    steps: timed steps of each variant. The variants take turns, so that a busy machine slows all
-        alike.
+    model: a module or function; parameters may be DTensors. It runs as it is, and its values,
+        gradients, mode and the random state are restored afterwards. inputs: one tensor, a tuple or
+        list of arguments, or a mapping of keyword arguments, with local shapes where they are plain
+        tensors.
+    steps: timed steps of each variant. The variants take turns, so that a busy machine slows all of
+        them equally.
     loss: makes the scalar of the outputs; by default their ``loss``, or the sum of the floating
         ones' means. Gradients are compared where it requires one.
     options: of our backend, such as ``{"topology": "h100x8"}``.
 
-    Every rank of the job calls it. Forgets everything that this process had compiled. A model that
-    draws random numbers differs, unless ``torch._inductor.config.fallback_random`` is set.
+    Every rank of the job calls it. It discards everything that this process had compiled. A model
+    that draws random numbers differs, unless ``torch._inductor.config.fallback_random`` is set.
 
     Raises CompareError if eager or ours fails. The other ranks then wait for this one, as in
     training.
@@ -242,9 +243,9 @@ def compiled(
 
 @contextlib.contextmanager
 def launches_counted() -> Iterator[Counter[str]]:
-    """Collectives launched inside the block by this process, by kind, whoever launched them.
+    """Count the collectives that this process starts inside the block, by kind, from any caller.
 
-    Seen by the profiler at the dispatcher, so it slows what it counts: not for timed steps.
+    The profiler sees them at the dispatcher, so it slows what it counts: not for timed steps.
     """
     counts: Counter[str] = Counter()
     # Kineto announces each profile on stderr, at any level it knows; it reads this once.

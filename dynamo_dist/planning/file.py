@@ -137,7 +137,7 @@ def load_plans(path: str) -> dict[str, StoredPlan]:
 
 
 def save_plan(path: str, plans: dict[str, StoredPlan]) -> None:
-    """Write a file whole or not at all. All ranks plan alike, so it does not matter whose stays."""
+    """Write a file completely or not at all. All ranks make the same plan, so any one may stay."""
     write_whole(path, text_of(plans))
 
 

@@ -1,9 +1,9 @@
 """Record a program, find its repeated layers, and plan it.
 
-Two steps are alike if op, shapes, choices and what they move agree and their inputs come from alike
-steps at the same distance. A program of L equal layers then shows L runs of alike steps, forward
-and backward; the inner ones are tied to the second, so that the plan of the first, the last and one
-inner layer is the plan of all.
+Two steps are equivalent if op, shapes, choices and traffic agree and their inputs come from
+equivalent steps at the same distance. A program of L equal layers then shows L runs of equivalent
+steps, forward and backward. The inner layers are tied to the second, so that the plan of the first,
+the last and one inner layer is the plan of all.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LEAST_STEPS = 4
 
 
 def roots(program: Program) -> list[int]:
-    """For each step the step that it is tied to: itself, or an alike one of an earlier layer."""
+    """Return each step's root: the step itself, or its equivalent in an earlier layer."""
     found = list(range(len(program.steps)))
     words = [_word(program, i) for i in range(len(program.steps))]
     split = _turn(program)

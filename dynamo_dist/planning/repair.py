@@ -140,9 +140,7 @@ def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.Sto
 
 
 def fingerprint(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Tells graphs apart by their operations and by shapes, placements and meshes of their
-    inputs.
-    """
+    """Return a hash of a graph's operations and of its inputs' shapes, placements and meshes."""
     said = [gm.print_readable(print_output=False), torch.__version__, str(dist.get_world_size())]
     for given in inputs:
         if isinstance(given, torch.Tensor):

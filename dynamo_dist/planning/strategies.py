@@ -156,8 +156,10 @@ def _is_plain(choice: Choice) -> bool:
 
 
 def _offers(candidates: Sequence[Sequence[Spec]]) -> Iterator[tuple[Spec, ...]]:
-    """All combinations where they are few; else each placement alone, in pairs, and for all
-    alike.
+    """Yield candidate specs for all inputs together: every combination where they are few.
+
+    Else yield all replicated, each spec of one input beside replicated others, and each spec on
+    every input that has it.
     """
     if math.prod(map(len, candidates)) <= MAX_OFFERS:
         yield from itertools.product(*candidates)

@@ -269,7 +269,7 @@ def _are_distinct(tensors: list[Any]) -> bool:
 
 
 def _in_order(device: torch.device) -> bool:
-    """Return whether work queued now is seen by whoever reads ``.grad`` after backward.
+    """Return whether code that reads ``.grad`` after backward sees work that is queued now.
 
     Autograd waits for the streams of its accumulators, which may not be the stream of this node.
     """

@@ -2,12 +2,14 @@
 closures.
 
 Upstream guards a hook leaf by leaf down to the placements in its closure, for every hook of a
-tensor parallel style. Next to nothing of it can change while the closure's cells hold the same
+tensor parallel style. Almost none of that can change while the closure's cells hold the same
 objects.
 
-Three kinds take most of the time of a DTensor module's guards: each parameter's spec and mesh is
-compared field by field in Python, each hook of a tensor parallel style is guarded leaf by leaf, and
-functions of ours that are traced in place of torch's are guarded like the program's own.
+Three kinds take most of the time of a DTensor module's guards:
+
+- The spec and mesh of each parameter are compared field by field in Python.
+- Each hook of a tensor parallel style is guarded leaf by leaf.
+- Functions of ours that are traced in place of torch's are guarded like the program's own.
 
 Upstream walks through three dictionaries of each module that tensor parallel styles have put hooks
 on. Those of the module that was traced are what they were until their versions change.
@@ -41,7 +43,7 @@ _CLOSURES_HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
 
 
 class Closures:
-    """The hooks, among what guards are on, whose closures are settled.
+    """The guarded hooks whose closures hold only constants, with one check for each.
 
     checks: source of a hook -> check that stands for the guards whose ``id``s are ``implied``, as
         long as ``are_as_they_were()``.
@@ -152,8 +154,9 @@ def _is_constant(value: object) -> bool:
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Return whether ``b`` is what the settled ``a`` is; functions made anew by the same line
-    are equal.
+    """Return whether ``b`` equals ``a``, a value for which ``is_settled`` holds.
+
+    Functions that the same line has made again are equal.
     """
     if a is b:
         return True
@@ -184,12 +187,12 @@ _DICTS = (*_MODULE_HOOKS_HOOKS, "_forward_hooks_always_called")
 
 
 class ModuleHooks:
-    """Modules of which one check stands for all guards on their hooks.
+    """Modules for which one check stands for all guards on their hooks.
 
     ``guards``: those that are left beside ``hooks``: source of a hook -> check that stands for all
         guards on it.
-    checks: source of a module -> its check, in the place of those of ``hooks`` that are
-        ``replaced`` and of the guards whose ``id``s are ``implied``.
+    checks: source of a module -> its check. It replaces the checks of ``hooks`` that are
+        ``replaced`` and the guards whose ``id``s are ``implied``.
     """
 
     def __init__(self, guards: Iterable[Any], hooks: Mapping[Any, checks_compat.Check]) -> None:
@@ -317,7 +320,7 @@ def identity_first(value: object, check: checks_compat.Check) -> checks_compat.C
 def lighten() -> dict[Any, object]:
     """Replace guards of the frame that is being compiled, before they are built.
 
-    Returns what settled cells of hooks' closures hold, by their sources.
+    Returns what the constant cells of hooks' closures hold, by their sources.
     """
     guards = dynamo_guards.guards()
     if guards is None:
@@ -334,6 +337,7 @@ def lighten() -> dict[Any, object]:
         }
         checks |= modules.checks
         if checks:
+            # One check for each call looks at the cells of all closures; the others rely on it.
             last, check = checks.popitem()
             checks[last] = lambda value: closures.are_as_they_were() and check(value)
         dynamo_guards.replace(guards, dropped, checks)

@@ -1,12 +1,16 @@
-"""Functions that Dynamo would leave to Python: compiled all the same, or ranks are told.
+"""Keep functions compiled that Dynamo would run eagerly, or report the fallback to all ranks.
 
-Python launches in the program's order, on this rank alone: its peers, who launch in the order that
-all have settled, would wait or take other data. Dynamo runs a function in Python once it has
-compiled it ``recompile_limit`` times: if it launches otherwise than Python would, it stays
-compiled. And it does so where a graph break stands in a loop or a ``try``, behind which it cannot
-go on: then the function keeps the program's order on all ranks, and this one runs it in Python for
-as long as the job lasts. Else a rank that compiles its caller again, for a batch of another length
-and without that break, would launch what its peers know nothing of.
+An eager fallback launches collectives in the program's order, on this rank alone. Its peers launch
+them in the order that all ranks agreed on, so they would wait or take other data.
+
+Dynamo runs a function eagerly once it has compiled it ``recompile_limit`` times. If the compiled
+function launches otherwise than eager mode would, it stays compiled.
+
+Dynamo also runs a function eagerly where a graph break stands in a loop or a ``try``, after which
+it cannot resume. Then the function keeps the program's order on all ranks, and this rank runs it
+eagerly for as long as the job lasts. Otherwise this rank could compile its caller again, for a
+batch of another length and without that break. It would then launch collectives that its peers do
+not expect.
 """
 
 from __future__ import annotations

@@ -187,9 +187,9 @@ def register_rows(op: dtensor_specs.OpOverload, rows: Rows, *, any_part: bool = 
     A row is ``call.row([Shard(0)], x=Shard(0))``: the placement of each result, and by name of the
     tensor arguments that are not replicated. Replicas need no row. Every combination of rows over
     the mesh is offered at the price of bringing the arguments to it, which torch and the planner
-    compare. An argument of which a rank would hold nothing is gathered first, and one in a strided
-    shard too; with ``any_part`` neither is: the rows hold whichever elements a rank has, if it has
-    the same of every argument.
+    compare. An argument is gathered first if a rank would hold no element of it, or if it is in a
+    strided shard. With ``any_part`` neither is gathered: the rows hold whichever elements a rank
+    has, if it has the same of every argument.
 
     For an operator on lists of tensors, or one whose local call is another, see
     ``register_strategy``, by whose terms this is in force. Returns ``rows``.

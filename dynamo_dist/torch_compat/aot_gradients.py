@@ -46,11 +46,10 @@ def plain_tensors_are_replicas() -> Iterator[None]:
 
 
 class _ReplicasOfAnySize(TorchDispatchMode):
-    """Plain tensors among DTensors become replicas here: torch's C++ asks for their sizes as
-    numbers.
+    """Turn plain tensors among DTensors into replicas: torch's C++ asks for their sizes as numbers.
 
-    Seen in 2.13 to 2.15, where the backward of a split of which one part was used fails with
-    dynamic sizes.
+    Seen in 2.13 to 2.15, where the backward of a split with only one used part fails with dynamic
+    sizes.
     """
 
     # Else torch refuses those under any mode, whatever they are called with.
@@ -171,8 +170,8 @@ def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
     """Call ``refuse()`` when a compiled backward that returns DTensors runs with
     ``create_graph=True``.
 
-    Torch wraps those results behind autograd's back: a second gradient goes not further, and what
-    was to come from there is missing, silently where other terms have one. Of plain tensors torch
+    Torch wraps those results without autograd's knowledge. A second gradient stops there, and the
+    terms from beyond are missing, silently where other terms have one. Of plain tensors torch
     raises an error itself.
 
     The check is part of the backward of such a graph, so autograd does nothing more anywhere else.

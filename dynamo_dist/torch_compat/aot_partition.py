@@ -73,9 +73,9 @@ def drop_dead_chains() -> list[Patch]:
 def save_states_before_objects() -> list[Patch]:
     """Random states that a backward graph replays stand before the objects that it needs.
 
-    What a forward graph saves is read back by position: tensors, objects such as a DeviceMesh,
-    sizes. Upstream adds the states behind the objects, where the runtime takes a mesh for a tensor.
-    Seen in 2.13 to 2.15.
+    The runtime reads back what a forward graph saves by position: tensors, objects such as a
+    DeviceMesh, sizes. Upstream adds the states after the objects, where the runtime takes a mesh
+    for a tensor. Seen in 2.13 to 2.15.
     """
     upstream = _partitioners.functionalize_rng_ops
 

@@ -143,8 +143,9 @@ def write_to_pending_inputs() -> list[Patch]:
 def pending_inputs_have_gradients() -> list[Patch]:
     """Trace an input that waits when it is read with its gradient, where one is recorded.
 
-    AOTAutograd puts the tensor inside in its place, which never has one: what eager mode recorded
-    before is cut off, and the gradients behind it are silently missing. Seen in torch 2.13 to 2.15.
+    AOTAutograd replaces it by the tensor inside, which never has a gradient. That cuts off what
+    eager mode recorded before, and the gradients further back are silently missing.
+    Seen in torch 2.13 to 2.15.
     """
     places = [
         _optional_module("torch._functorch._aot_autograd.frontend_utils"),

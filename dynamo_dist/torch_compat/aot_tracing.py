@@ -145,7 +145,7 @@ def equal_meshes_are_one() -> list[Patch]:
 
 
 def _real(obj: Any) -> object:
-    """The object behind its stand-in while tracing."""
+    """Return the object that a stand-in represents while tracing; None otherwise."""
     try:
         return object.__getattribute__(obj, "real_obj")
     except AttributeError:

@@ -134,9 +134,7 @@ def input_device(ddp: DistributedDataParallel) -> torch.device | None:
 
 
 def shares_buffers(ddp: DistributedDataParallel) -> bool:
-    """Return whether a forward behind one that synchronises begins with the buffers of the first
-    rank.
-    """
+    """Return whether forward takes the first rank's buffers, if it follows a synchronising one."""
     shares = getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers)
     return bool(shares and ddp.modules_buffers)
 

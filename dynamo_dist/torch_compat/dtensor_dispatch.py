@@ -111,11 +111,11 @@ _NUMBERS = {torch.float64: 1.0, torch.int64: 1, torch.bool: True, torch.complex1
 
 
 def one_decision_for_numbers() -> list[Patch]:
-    """Have a number and a replicated tensor of no dimensions, in one place, decided alike.
+    """Decide a number and a replicated tensor of no dimensions in the same way, as one argument.
 
-    The cache's key has the same entry for both: ``x - 1.0`` was served what ``x - t`` had been
-    decided, a pending sum from which every rank takes 1, and the other way round it failed. Both
-    are decided as the number is, and the decision names a layout for either.
+    The cache's key has the same entry for both. ``x - 1.0`` was served the decision for ``x - t``,
+    a Partial sum from which every rank takes 1; the other way round it failed. Both are decided as
+    the number is, and the decision names a layout for either.
     """
 
     def deciding(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,9 +190,7 @@ def adjusts_shapes(op: OpOverload) -> bool:
 def shapes_of_results(
     schema: OpSchema, shapes: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]] | None:
-    """Shapes that the operator gives for tensor arguments of these shapes; None if that cannot
-    be told.
-    """
+    """Return the result shapes for tensor arguments of these shapes; None if the operator fails."""
     left = iter(shapes)
 
     def fake(value: Any) -> Any:

@@ -100,12 +100,12 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as
     ``meta[field]``.
 
-    A conjugation or negation that is only noted on a local tensor is done before it is sent:
+    A local tensor may carry a lazy conjugation or negation. It is resolved before it is sent:
     products, copies and views take such tensors as they are, and c10d then refuses them.
 
     ``from`` and ``to`` are DTensorSpecs; ``op`` is the operator that wants its input so, "" where
     the program redistributes. ``torch.fx.proxy._COPY_META_FIELDS`` names what is handed on from
-    graph to graph; a field of our own leaves ``meta["custom"]`` to whoever annotates a program.
+    graph to graph; a field of our own keeps ``meta["custom"]`` free for a program's annotations.
     That list, ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args`` and
     ``torch.fx.traceback.current_meta`` were seen in 2.13 to 2.15.
     """
@@ -260,9 +260,9 @@ def _known_size(size: torch.SymInt) -> int | torch.SymInt:
 
 
 def fix_split_factors() -> list[Patch]:
-    """With dynamic sizes, a view that joins dimensions is laid out as in eager.
+    """Lay out a view that joins dimensions as in eager mode, with dynamic sizes too.
 
-    Where a dimension behind the first is sharded, the product of those before it is how often its
+    Where a dimension after the first is sharded, the product of those before it is how often its
     shards lie in the joined one, and must be a number: these sizes are fixed, by guards. Upstream
     refuses the view; on meshes of several dimensions the tensor is gathered as before.
     """

@@ -226,10 +226,11 @@ def are_same_states(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor
 def group_and_reduction(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[int, ...] | None, str | None]:
-    """The ranks of the group that a collective of c10d is called with, and its reduction's name.
+    """Return the ranks of a c10d collective's group, and the name of its reduction.
 
-    None for a group that cannot be told, as a name is while another program is traced, and where
-    there is no reduction. c10d hands out groups and reductions as script objects.
+    The ranks are None for an unknown group, such as a name while another program is traced. The
+    name is None where there is no reduction. c10d hands out groups and reductions as script
+    objects.
     """
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -269,12 +270,11 @@ def _indices(tensor: torch.Tensor) -> Iterator[tuple[int, ...]]:
 def in_context_parallel(
     handlers: dict[OpOverload, Handler], output: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> list[Patch]:
-    """Have these answer calls inside ``context_parallel``, and ``output`` wrap what takes its
-    results apart.
+    """Have ``handlers`` answer calls inside ``context_parallel``.
 
-    Inside it torch's dispatcher has a table of handlers made of two others, of which this changes
-    the one for attention. A torch without these names has no context parallelism that we know of;
-    seen in 2.13 to 2.15.
+    ``output`` wraps the function that takes its results apart. Inside ``context_parallel``, torch's
+    dispatcher has a table of handlers made of two others; this patch changes the one for attention.
+    A torch without these names has no context parallelism that we know of; seen in 2.13 to 2.15.
     """
     names = "custom_ops", "_ContextParallel"
     if not has(_context_parallel, *names, off="context_parallel on the CPU is torch's"):

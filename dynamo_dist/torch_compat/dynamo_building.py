@@ -121,9 +121,7 @@ def build_by_weakref(tx: Any, value: object) -> Any:
 
 
 def build_unchanging(tx: Any, value: object) -> Any:
-    """The tracker of an object that outlives the code and does not change: nothing of it is
-    guarded.
-    """
+    """Build the tracker of an object that outlives the code and does not change, without guards."""
     name = tx.output.install_global_by_id("__dynamo_dist", value)
     return VariableTracker.build(tx, value, SkipGuardSource(GlobalSource(name)), realize=True)
 
@@ -309,8 +307,7 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
 
 
 def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Patch]:
-    """Call ``refuse(operation)`` where only data tells how large a DTensor is that an operation on
-    DTensors returns.
+    """Call ``refuse(operation)`` where an operation on DTensors returns one of data-dependent size.
 
     Such a size is a symbol that no argument has. DTensor makes one for the global size and another
     for the local one, and Dynamo fails on the first. Indexing by a mask fails sooner or later, by
@@ -353,9 +350,7 @@ def _indexes_by_mask(node: Any) -> bool:
 
 
 def _unbacked(value: Any) -> set[Any]:
-    """Return the symbols that only data tells among numbers and sizes, of DTensors globally and
-    of this rank's part.
-    """
+    """Return the unbacked symbols among numbers and sizes: of DTensors, global and local sizes."""
     found: set[Any] = set()
     for each in tree_leaves(value):
         sizes: tuple[Any, ...] = (each,)

@@ -45,12 +45,12 @@ CannotTrace = TorchRuntimeError
 
 
 def is_asked_for() -> bool:
-    """Return whether the user told torch to trace gradients."""
+    """Return whether the user set torch to trace gradients."""
     return bool(_dynamo_config.trace_autograd_ops)
 
 
 def traced_gradients(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Trace the call as one of the graph, as torch does where it is told to; raises CannotTrace."""
+    """Trace the call into the graph, as ``trace_autograd_ops`` asks; raises CannotTrace."""
     with _dynamo_config.patch(trace_autograd_ops=True):
         return TorchInGraphFunctionVariable(torch.autograd.grad).call_function(tx, args, kwargs)
 

@@ -71,8 +71,9 @@ def compile_by_default_with(backend: str) -> None:
 
 
 def observe_inductor(observer: Any) -> None:
-    """Have Inductor call ``observer`` behind its passes on each graph, unless the program sets
-    such a pass itself.
+    """Have Inductor call ``observer`` after its passes on each graph.
+
+    If the program sets such a pass itself, ``observer`` is not called.
     """
     from torch._inductor import config
 

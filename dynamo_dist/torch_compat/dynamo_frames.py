@@ -38,9 +38,7 @@ class SeenBreak:
 
 @dataclass(frozen=True, slots=True)
 class SeenCompile:
-    """One attempt to compile a frame, done or failed; ``reported`` if a SeenBreak told of the
-    failure.
-    """
+    """One attempt to compile a frame, done or failed; ``reported`` if a SeenBreak has said why."""
 
     function: str
     file: str
@@ -266,14 +264,14 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch
 def on_what_is_left_to_python(
     tell: Callable[[types.CodeType], None], stays: Callable[[types.CodeType], bool]
 ) -> list[Patch]:
-    """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may
-    raise.
+    """Report each frame that Dynamo could not compile to ``tell``, before it runs eagerly.
 
-    Not of frames without anything to compile, nor of a context manager's generator, which Dynamo
-    compiles with its caller or not at all: then its caller is told of. A function of which
-    ``stays`` is true is neither compiled nor inlined, unless ``fullgraph`` allows no break. A
-    collective that Python calls is not compiled by itself. ``ConvertFrame``, what it returns, its
-    counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.13 to 2.15.
+    ``tell`` may raise. It does not hear of frames without anything to compile. Nor does it hear of
+    a context manager's generator, which Dynamo compiles with its caller or not at all: the caller
+    is reported then. A function for which ``stays`` is true is neither compiled nor inlined, unless
+    ``fullgraph`` allows no break. A collective that eager code calls is not compiled by itself.
+    ``ConvertFrame``, what it returns, its counters, ``trace_rules.check_verbose`` and
+    ``SkipResult`` were seen in 2.13 to 2.15.
     """
     from torch._dynamo import convert_frame, trace_rules
     from torch._dynamo.utils import counters

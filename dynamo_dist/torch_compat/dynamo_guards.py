@@ -202,9 +202,7 @@ def _chain(source: Any) -> Iterator[Any]:
 
 
 def value_of_source(source: Any) -> Any:
-    """Return the value of ``source`` in the frame that is being compiled; LookupError if it
-    cannot be told.
-    """
+    """Return the value of ``source`` in the frame being compiled; LookupError if unknown."""
     root = InstructionTranslator.current_tx().output.root_tx
     name = source.name if isinstance(source.name, str) else source.name()
     try:
@@ -249,8 +247,9 @@ def VALUE_MATCH(
     method: str | None = None,
     hold: bool = False,
 ) -> None:
-    """Guard: ``read(object)`` is what it was. Reads nothing of torch's tables, so it outlives
-    disable().
+    """Guard that ``read(object)`` keeps its value.
+
+    The guard reads no table of torch, so it outlives disable().
 
     ``method`` is the name of a method without arguments if ``read`` calls just that, which is then
     called and compared in C. With ``hold`` the object is kept, and known by its identity when it

@@ -214,7 +214,7 @@ def graph_as_argument(tx: Any, graph: Any) -> Any:
 
 
 def on_backward(refuse: Callable[[], None]) -> list[Patch]:
-    """Call ``refuse()`` at a traced ``Tensor.backward``, unless the user told torch to trace it."""
+    """Call ``refuse()`` at a traced ``Tensor.backward``, unless the user set torch to trace it."""
 
     def answer(tx: Any, tensor: Any, args: Any) -> None:
         if not _dynamo_config.trace_autograd_ops:

@@ -30,11 +30,11 @@ from dynamo_dist.torch_compat.patching import _MISSING, Patch, SetAttribute, Set
 
 
 class Tracker:
-    """Stands before a upstream tracker in the bases: our hooks first, then upstream's rules.
+    """Stands before an upstream tracker in the bases: our hooks first, then upstream's rules.
 
     A hook that returns None leaves the case to upstream. Attribute access is ``var_getattr`` up to
-    2.13 and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise; here each
-    is one hook. Guards are the hooks' own business.
+    2.13 and ``tp_getattro_impl`` from 2.14 on. Text and equality were renamed in the same way; here
+    each is one hook. Guards are the hooks' own business.
     """
 
     source: Any

@@ -280,8 +280,9 @@ def kept(group: Any) -> tuple[bool, bool]:
 
 
 def has_odd_kept(group: Any) -> bool:
-    """Return whether what waits was reduced over shards for some of the parameters only: it does
-    not say of which.
+    """Return whether the kept gradient was reduced over shards for only some of the parameters.
+
+    It does not say for which ones.
     """
     flat = group._partial_reduce_output
     return flat is not None and flat.numel() != _place_in_flat(group, len(group.fsdp_params))

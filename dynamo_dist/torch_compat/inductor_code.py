@@ -1,4 +1,4 @@
-"""Code that Inductor has compiled: called, cached, and keyed alike in all processes."""
+"""Code that Inductor has compiled: called, cached, and keyed in the same way in all processes."""
 
 from __future__ import annotations
 

@@ -107,8 +107,9 @@ class OwnState:
 
 
 class Place(Made):
-    """A change of one place of torch: how it is read and written is the subclass's; applied and
-    undone alike for all.
+    """A change of one place of torch, applied and undone in the same way for all subclasses.
+
+    Each subclass says how the place is read and written.
     """
 
     value: object

@@ -71,7 +71,7 @@ def has_attribute(real: object, name: str) -> bool | None:
 
 
 def refuse(real: object, name: str) -> Any:
-    """Break the graph at a method written in C of which we know nothing."""
+    """Break the graph at a method written in C that we have no rule for."""
     dynamo_building.graph_break(
         "Method of a distributed object that is written in C++",
         f"{type(real).__name__}.{name}",

@@ -1,8 +1,8 @@
 """``backward()``, ``torch.autograd.grad`` and backward hooks inside a compiled function.
 
-Torch can be told to trace it, as gradients that the graph computes and accumulates. What eager's
-engine does besides is then left out: the hooks of parameters, through which DDP and FSDP2 reduce;
-and the gradients of DTensors come in other layouts than eager's.
+A setting has torch trace it, as gradients that the graph computes and accumulates. That omits what
+else eager's engine does: the hooks of parameters, through which DDP and FSDP2 reduce. The gradients
+of DTensors also come in other layouts than eager's.
 
 Upstream traces them under compiled autograd only. Here each hook is traced as a function of
 gradients, and the graph registers what was traced where eager registers the hook; AOTAutograd runs

@@ -112,7 +112,7 @@ def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
 
 
 def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
-    """The hook of ``replicate`` behind forward."""
+    """Trace the hook of ``replicate`` that runs after forward."""
     return _leave(tx, ddp.replicated_module(dynamo_building.python_object(args[0])), args[-1])
 
 
@@ -160,9 +160,7 @@ def _module(origin: nn.Module) -> nn.Module:
 
 
 def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
-    """What forward returns; behind it the backward of all parameters runs if ranks may use other
-    ones each.
-    """
+    """Return forward's output, from which all parameters' backward runs if ranks may differ."""
     known = unsharded_parameters.reads(tx)
     averaged = _known[wrapper]
     # A parameter stays averaged: what the graph computes from it behind forward adds to the same
@@ -220,7 +218,7 @@ def _table(
 
 
 def _through_operators(tx: Any, averaged: _Averaged, wrapper: Any, tracker: Any) -> dict[int, Any]:
-    """Trackers of the parameters behind the operators that average their gradients, by place."""
+    """Return trackers, by place, of the parameters as passed on by the averaging operators."""
     averaging, group = averaged.averaging, wrapper.process_group
     # Where a graph computes gradients itself, they are those of the parameters.
     in_graph = dynamo_calls.is_asked_for()

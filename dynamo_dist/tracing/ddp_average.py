@@ -73,9 +73,7 @@ class Averaging:
         return bucket, self.params[bucket[0]].new_zeros(len(bucket)).detach().requires_grad_()
 
     def expect(self) -> None:
-        """Average the gradients of the next backward, as behind a forward outside of
-        ``no_sync()``.
-        """
+        """Average the gradients of the next backward, as after a forward without ``no_sync()``."""
         self._is_expected = True
 
     def refresh(self) -> tuple[bool, ...]:
@@ -91,11 +89,10 @@ class Averaging:
         return (*is_in_place, *map(_requires_grad, self.params))
 
     def take(self, flat: torch.Tensor, places: Sequence[int], used: Sequence[int]) -> None:
-        """Add to local gradients, one behind another in ``flat``, what has been accumulated of
-        their parameters.
+        """Add to the local gradients, concatenated in ``flat``, what parameters have accumulated.
 
         Those of ``used`` places come from this backward: as in autograd, hooks of the parameter see
-        them first. Behind the gradients ``flat`` may have a number for each place, which is not
+        them first. After the gradients, ``flat`` may have a number for each place, which is not
         zero if it is used; it is set where something has been accumulated. A backward that no
         forward prepared for, such as the second through a graph that was kept, is not averaged: its
         gradients stay here, and zeros go on.
@@ -103,6 +100,8 @@ class Averaging:
         backward = aot_gradients.current_backward()
         if backward != self._backward:
             self._backward = backward
+            # Only the first backward after a forward averages: a second one through a kept graph
+            # finds the flag cleared.
             self._synchronizes, self._is_expected = self._is_expected, False
             aot_gradients.call_after_backward(self._finish)
         start, had = 0, list[int]()
@@ -190,11 +189,11 @@ def buckets(params: Sequence[torch.Tensor], capacities: Sequence[int]) -> list[l
 
 
 class _Averaged(torch.autograd.Function):
-    """Parameters as they are; behind, the average of their gradients in one launch.
+    """Pass parameters through as they are; backward averages their gradients in one collective.
 
-    With ``used``, a leaf, ranks may use other parameters each: all of the bucket are in the launch,
-    and behind them which are used. One more output then is a number without meaning, which has to
-    be attached to what forward returns.
+    With ``used``, a leaf, each rank may use different parameters. The collective then has all of
+    the bucket, followed by flags that say which ones are used. One more output then is a number
+    without meaning, which has to be attached to what forward returns.
     """
 
     @staticmethod
@@ -249,7 +248,7 @@ class _Averaged(torch.autograd.Function):
 
 
 class _Attached(torch.autograd.Function):
-    """A tensor as it is, behind which the backward of operators runs that gave ``tokens``."""
+    """Pass a tensor through; its backward also runs that of the operators that gave ``tokens``."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, *tokens: torch.Tensor) -> torch.Tensor:

@@ -166,7 +166,7 @@ def _refuse_data_sizes(operation: str) -> None:
 
 
 def data_sizes_patches() -> list[Patch]:
-    """List the patches that enabling makes for sizes that only data tells."""
+    """List the patches that enabling makes for sizes that depend on data."""
     return dynamo_building.on_sizes_told_by_data(_refuse_data_sizes)
 
 

@@ -1,4 +1,4 @@
-"""Views of DTensors that leave a compiled function, and outputs of which only some have gradients.
+"""Views of DTensors that leave a compiled function, and outputs where only some have gradients.
 
 Autograd makes them itself, as plain tensors of the global shape, which AOTAutograd refuses where
 the backward was traced with a DTensor. A hook before the backward's node sees which gradients are

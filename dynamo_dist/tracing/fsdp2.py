@@ -56,9 +56,9 @@ def warn_of_stale_optimizers(state: Any, root: nn.Module) -> None:
     """Warn, once for a state of FSDP2, of optimizers that hold what were ``root``'s parameters
     before it was sharded.
 
-    They are told by their parameters: no module holds one of them, and their shapes are those of at
-    least half of the root's. Looks at all objects of the process, whence only once, and at modules
-    only where an optimizer may be one.
+    Such an optimizer is recognised by its parameters: no module holds one of them, and their shapes
+    are those of at least half of the root's. The search looks at all objects of the process, so it
+    runs only once, and it looks at modules only where an optimizer may be one.
     """
     if state in _looked_at:
         return
@@ -172,11 +172,10 @@ class _Sharded:
 
     @property
     def unsharded(self) -> list[torch.Tensor]:
-        """What a graph gathered of a root's parameters, in the order of ``left_unsharded``: set
-        behind the graph.
+        """What a graph gathered of a root's parameters, in ``left_unsharded``'s order.
 
-        FSDP2 leaves them unsharded until backward, for uses outside of the forward. What those
-        accumulate waits for the reduction of the graph's backward.
+        It is set after the graph. FSDP2 leaves them unsharded until backward, for uses outside of
+        the forward. What those accumulate waits for the reduction of the graph's backward.
         """
         raise AttributeError("unsharded")
 
@@ -309,7 +308,7 @@ def _refuse_unread(tx: Any, state: Any) -> None:
 
 
 def left_unsharded(state: Any) -> list[fsdp.ShardedParameter]:
-    """The parameters that FSDP2 leaves unsharded behind the root's forward."""
+    """Return the parameters that FSDP2 leaves unsharded after the root's forward."""
     if not fsdp.is_root(state):
         return []
     return [param for param in fsdp.sharded_parameters(state) if param.kept]
@@ -364,7 +363,7 @@ def _refuse(state: Any, outermost: bool) -> None:
 
 
 def _guard(tx: Any, state: Any, outermost: bool) -> None:
-    """What was read of the state is read again before each call; before the graph it is settled."""
+    """Guard what tracing read of the state; before the graph, free what eager left gathered."""
     tracker = dynamo_building.build_by_weakref(tx, state)
     dynamo_guards.guard(tracker, dynamo_guards.value_guard("settings", fsdp.sharding_settings))
     if outermost:

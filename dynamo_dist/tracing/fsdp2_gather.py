@@ -20,7 +20,7 @@ WHOLE, PARTIAL = "whole", "partial"
 
 
 class Keeper(Protocol):
-    """Whoever keeps gradients of parameters between backwards."""
+    """Keeps gradients of parameters between backwards."""
 
     def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
         """Take what was kept of one parameter's gradient, WHOLE or PARTIAL."""
@@ -54,15 +54,15 @@ class TensorParallel:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """The way in which one parameter is read in forward.
+    """Describes how forward reads one parameter.
 
-    ``rows`` is the size of dimension ``dim`` of the whole (local to tensor parallel ranks)
+    ``rows`` is the size of dimension ``dim`` of the unsharded (local to tensor parallel ranks)
     parameter, ``shard`` the group that holds a chunk of them each (None: every rank has all),
     ``replicate`` the group whose members hold equal copies (None: no such group). Dimensions other
     than 0 are split evenly. ``divide``: what the sum of gradients is divided by; None for the
     number of ranks.
     ``keeps``: the gradient is not reduced further than so, and goes to the leaf that the parameter
-        is gathered with: WHOLE before any reduction, PARTIAL behind the reduce-scatter. ``takes``
+        is gathered with: WHOLE before any reduction, PARTIAL after the reduce-scatter. ``takes``
         (both words, or one): what was kept so before is added to it where it was left, as ``key``
         finds it. ``group`` names those that FSDP2 gathers together.
     """
@@ -98,7 +98,7 @@ class Gather:
         )
 
     def settings(self) -> tuple[Any, ...]:
-        """The arguments of the operator, behind the tensor."""
+        """Return the operator's arguments that follow the tensors."""
         shard, replicate = self.shard, self.replicate
         return (
             self.rows,
@@ -179,7 +179,7 @@ class Gather:
         return grad.to(dtype)
 
     def _divisors(self, dtype: torch.dtype) -> tuple[float, float, float]:
-        """What gradients are divided by: before any sum, behind the one over shards, and at last.
+        """Return the gradients' divisors: before any sum, after the one over shards, and last.
 
         A dtype of little range is divided in two steps, around the sums.
         """

@@ -63,10 +63,10 @@ class PlacementVariable(dynamo_trackers.PlacementTracker):
         return callable(getattr(self.real, name, None))
 
     def _constant_property(self, name: str) -> int | str | None:
-        """The number or word behind a property that a class of torch defines, as ``split_factor``,
-        which reads C++.
+        """Return the number or string of a property that a class of torch defines, else None.
 
-        Upstream traces it in no placement that is made in the program, and strided shards' in none.
+        An example is ``split_factor``, which reads C++. Upstream traces such a property in no
+        placement that the program makes, and a strided shard's in none at all.
         """
         definers = (cls for cls in type(self.real).__mro__ if name in vars(cls))
         definer = next(definers, object)

@@ -1,8 +1,8 @@
-"""Parameters that are read whole while a wrapper's forward is traced, and stay sharded everywhere
-else.
+"""Parameters that are read unsharded while a wrapper's forward is traced, and stay sharded
+everywhere else.
 
-Nothing of the module changes: only what Dynamo is told of ``module.weight`` between the wrapper's
-hooks.
+The module itself does not change: only the answer that Dynamo gets for ``module.weight`` does,
+between the wrapper's hooks.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> Any:
 
 
 class _Accumulated:
-    """A parameter, as far as a hook that runs behind its accumulated gradient sees it."""
+    """Stands for a parameter in a hook that runs after its gradient is accumulated."""
 
     def __init__(self, grad: torch.Tensor) -> None:
         self.grad = grad

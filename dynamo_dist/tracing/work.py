@@ -1,10 +1,11 @@
 """Work in flight: its handles in traced code, and Dynamo's tracker of them.
 
-A launch is told apart from its end. ``launched`` are the results of functional collectives that
-nobody has waited for, ``outputs`` the buffers that the program passed in, and ``finish(launched,
-outputs)`` waits and copies. Traced, ``start`` is a ``WorkVariable`` whose ``wait()`` traces
-``finish`` right there; a Work that leaves the graph is a ``GraphWork``, which calls the same
-function. It is made and waited for where Dynamo may look at every frame, so it keeps Dynamo out.
+The start of a collective is separate from its end. ``launched`` are the results of functional
+collectives that nobody has waited for, ``outputs`` the buffers that the program passed in, and
+``finish(launched, outputs)`` waits and copies. Traced, ``start`` is a ``WorkVariable`` whose
+``wait()`` traces ``finish`` right there; a Work that leaves the graph is a ``GraphWork``, which
+calls the same function. It is made and waited for where Dynamo may look at every frame, so it keeps
+Dynamo out.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class GraphWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """True: asking waits, since a compiled program cannot be told of progress."""
+        """Wait, and return True: a compiled program has no way to see progress."""
         return self.wait()
 
     def is_success(self) -> bool:

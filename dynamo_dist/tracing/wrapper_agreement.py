@@ -1,12 +1,12 @@
 """Ranks agree, through the job's store, on one way to run a wrapper's forward: in one graph, or
 eagerly.
 
-Through the job's store. Who comes first waits for the others, but not for ever: after the deadline
-the old way is taken, and whoever comes later finds that said.
+Eager FSDP2 and DDP launch other collectives than a graph does. So the ranks of a graph that holds
+such a forward vote, through the job's store, before the graph is first compiled. If one of them
+cannot compile it so, none does.
 
-Eager FSDP2 and DDP launch other collectives than a graph does. So before a graph that holds such a
-forward is first compiled, its ranks hear of one another through the job's store; where one of them
-cannot, none does.
+The first rank to vote waits for the others, until a deadline. After the deadline all ranks run the
+forward eagerly: the verdict stays in the store, and ranks that vote later find it there.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ def vote(what: str, ranks: Sequence[int], can: bool, deadline_s: float, how: str
     them.
 
     Each of them calls it once for a text. A rank that cannot ends the waiting of the others:
-    NOT_ALL. So it is if some do not come within ``deadline_s``, or the store fails. DIFFERENT if
-    ranks that can say unlike things of ``how``. Where there is one process, or nothing to wait for
-    (``deadline_s`` 0), this one decides alone.
+    NOT_ALL. The result is NOT_ALL too if some do not vote within ``deadline_s``, or the store
+    fails. It is DIFFERENT if ranks that can give different values of ``how``. Where there is one
+    process, or nothing to wait for (``deadline_s`` 0), this one decides alone.
     """
     store = c10d.job_store()
     if store is None or len(ranks) < 2 or deadline_s <= 0:
         return ALL if can else NOT_ALL
     key = f"dynamo_dist/votes/{hashlib.sha256(f'{what} {sorted(ranks)}'.encode()).hexdigest()}"
     try:
+        # The first verdict stays: compare_set writes only a key that is still empty. So all ranks
+        # read one decision, even if one is late and another has given up waiting.
         if not can:
             store.compare_set(f"{key}/verdict", "", NOT_ALL)
         elif store.compare_set(f"{key}/how", "", f"how {how}").decode() != f"how {how}":

@@ -32,10 +32,10 @@ def _aligned(meta: Any, dim: int, size: Any) -> Any:
 
 
 def leading(trailing: int, *, linear: bool = False) -> Rows:
-    """Sharded alike over all dimensions but the last ``trailing``; sums may be pending if linear.
+    """Shard all tensors equally on any dimension but the last ``trailing``; Partial too if linear.
 
-    All tensors have the same number of dimensions and the same sizes in front. Linear is meant in
-    the first argument, the others replicated.
+    All tensors have the same number of dimensions and the same sizes in front. The operator is
+    linear in the first argument, with the others replicated; only that one may be Partial.
     """
 
     def rows(call: Call) -> list[Row]:
@@ -56,7 +56,7 @@ def leading(trailing: int, *, linear: bool = False) -> Rows:
 
 
 def beside_the_halves(call: Call) -> list[Row]:
-    """Sharded alike over all dimensions but the one of which one half gates the other."""
+    """Shard all tensors equally on any dimension but ``dim``, where one half gates the other."""
     ndim = call.ndim("self")
     return [
         tuple([Shard(d)] * (call.results + len(call.tensors)))
@@ -184,7 +184,7 @@ def copied(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
 
 
 def filled(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """In the place of torch's, which writes the number into every part of a sum."""
+    """Replace torch's strategy, which writes the number into every rank's part of a Partial sum."""
     decide = strategy(broadcast, any_part=True)
 
     def by_layout(schema: dtensor_specs.OpSchema) -> Any:
@@ -198,8 +198,9 @@ def filled(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
 
 
 def fill_parts(self: DTensor, value: Any) -> DTensor:
-    """Write parts of which ``value`` is what comes of them. What was pending is not asked for:
-    nothing is launched.
+    """Write local parts that reduce to ``value``.
+
+    The old value of a Partial tensor is not needed, so no collective is launched.
     """
     everyones = [R if isinstance(each, Partial) else each for each in self.placements]
     known = torch.full_like(self._local_tensor, value)

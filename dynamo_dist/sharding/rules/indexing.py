@@ -1,13 +1,14 @@
 """Gathers, scatters, searches, distances and embeddings.
 
-Of a table whose rows are sharded each rank looks up its own, and puts zeros where an index falls
-elsewhere: the result is pending as a sum. Torch does so with a placement that keeps the mask until
-the sum, of which two that are pending at once refuse each other, and which is reduced once; here
-the mask is of one call.
+Where the rows of a table are sharded, each rank looks up its own, and puts zeros where an index
+falls elsewhere: the result is a Partial sum. Torch does so with a placement that keeps the mask
+until the sum. Two such placements that are Partial at once refuse each other, and each is reduced
+once; here the mask is of one call.
 
-A rank has what an index picks or has not, and puts zero in its place: the result is pending as a
-sum, and nothing is launched. Torch does the same with a placement that keeps the mask until the
-sum, of which two that are pending at once refuse each other; here the mask is of one call.
+A rank either has the element that an index picks, or puts zero in its place. The result is a
+Partial sum, and no collective is launched. Torch does the same with a placement that keeps the mask
+until the sum. Two of these that are Partial at once refuse each other; here the mask is of one
+call.
 """
 
 from __future__ import annotations
@@ -52,9 +53,7 @@ def backward(call: Call) -> list[Row]:
 
 
 def of_own_rows(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """In the place of torch's: ``forward``, unless rows are sharded and each rank looks up its
-    own.
-    """
+    """Replace torch's strategy by ``forward``; where rows are sharded, ranks look up their own."""
     decide = strategy(forward)
 
     def by_layout(schema: dtensor_specs.OpSchema) -> Any:
@@ -92,7 +91,7 @@ def look_up(
     *others: object,
     **named: object,
 ) -> DTensor:
-    """Look up in this rank's rows; what else an embedding is told is of its gradient."""
+    """Look up indices in this rank's rows. An embedding's other arguments concern its gradient."""
     mesh, dims = weight.device_mesh, [at for at, sharded in enumerate(by_rows) if sharded]
     own: torch.Tensor = indices.redistribute(placements=needed)._local_tensor
     rows, masks = weight.shape[0], []
@@ -164,8 +163,9 @@ def _dim(call: Call) -> int:
 
 
 def search(call: Call) -> list[Row]:
-    """Values over any dimension in one sorted sequence; values and sequences alike over leading
-    ones.
+    """Shard the values on any dimension where one sorted sequence serves all of them.
+
+    Otherwise shard values and sequences equally, on the leading dimensions.
     """
     ndim = call.ndim("self")
     if call.ndim("sorted_sequence") == 1:
@@ -179,7 +179,7 @@ def membership(call: Call) -> list[Row]:
 
 
 def distances(call: Call) -> list[Row]:
-    """Rows of one side against all of the other; batches alike."""
+    """Shard the rows of one side, with all of the other; or shard the batches of both equally."""
     first, second = call.args["x1"].shape, call.args["x2"].shape
     ndim = max(len(first), len(second))
     rows = [
@@ -245,9 +245,7 @@ GATHER = "aten.gather.default"
 
 
 def of_own_part(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """In the place of torch's: ``indexing.gather``, unless each rank's own part is all that is
-    needed.
-    """
+    """Replace torch's strategy by ``indexing.gather``, unless each rank needs only its own part."""
     decide = strategy(gather, any_part=True)
 
     def by_layout(schema: dtensor_specs.OpSchema) -> Any:

@@ -159,7 +159,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """At once where all entries lie alike; else with plain ones, and those of each mesh, apart."""
+    """Run all entries at once where they have one layout; else plain ones and each mesh's apart."""
     return run(op, args, kwargs, lambda: _apart(op, args, kwargs))
 
 
@@ -246,8 +246,8 @@ def _whole(tensor: DTensor) -> torch.Tensor:
 
 
 def patches() -> list[Patch]:
-    """List the patches that enabling makes for every operator on lists of which each entry is
-    computed for itself.
+    """List the patches that enabling makes for every operator on lists that computes each entry for
+    itself.
     """
     undecided = [f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS]
     ops = dict.fromkeys(dtensor_strategies.decided_operators())

@@ -67,7 +67,7 @@ def _sharded(call: Call) -> list[tuple[Shard, Shard]]:
 
 
 def of_sums(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """In the place of torch's: ``forward``, but a mean over shards is computed from two sums."""
+    """Replace torch's strategy by ``forward``, and compute a mean over shards from two sums."""
     decide = strategy(forward)
 
     def by_reduction(schema: dtensor_specs.OpSchema) -> Any:
@@ -182,9 +182,7 @@ def with_one_more(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Reduce ``dims``, of which each rank gets one element more, of a value that changes no
-    result.
-    """
+    """Reduce ``dims`` after each rank has padded them by one element that changes no result."""
     added = [int(dim in dims and at) for dim in reversed(range(self.ndim)) for at in (0, 1)]
     local = torch.constant_pad_nd(self._local_tensor, added, value)
     # The result has none of these dimensions: any length that all ranks share out evenly will do.
@@ -213,7 +211,7 @@ def _bounds(schema: dtensor_specs.OpSchema) -> tuple[float, float]:
 
 
 def extremes(neutral: Neutral) -> WrapStrategy:
-    """Return what makes a strategy one for extremes, of which an empty shard has none."""
+    """Return a wrapper that adapts a strategy to extremes, which an empty shard does not have."""
     return lambda decide: no_empty_shard(all_dims_for_none(decide), neutral)
 
 

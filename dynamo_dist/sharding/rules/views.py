@@ -132,10 +132,10 @@ _END = 3  # of ``slice(self, dim, start, end, step)``
 
 
 def to_the_end(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """As ``decide``, with an end like that of ``x[:]`` spelled as none.
+    """Call ``decide`` with None for an end like that of ``x[:]``.
 
-    Torch cannot tell whether it lies behind a symbolic size, and gathers a dimension that stays
-    whole.
+    Torch cannot decide whether such an end exceeds a symbolic size, and gathers a dimension that
+    stays complete.
     """
 
     def spelled_out(schema: dtensor_specs.OpSchema) -> Any:
