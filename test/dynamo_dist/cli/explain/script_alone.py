@@ -1,6 +1,4 @@
-"""A script that knows nothing of us: one process, a class with an evil name, a recompile, a
-crash.
-"""
+"""A script that knows nothing of us: one process, an evil class name, a recompile, a crash."""
 
 import os
 import signal
