@@ -168,13 +168,6 @@ def noise_of_replicas(given):
     yield every, [every[0]] * 4
 
 
-@on_mesh()
-def noise_of_shards(given):
-    x = distribute_tensor(torch.ones(64), given.mesh, [Shard(0)], src_data_rank=None)
-    found = given.compiled(lambda x: torch.rand_like(x))(x).full_tensor()
-    yield len(found.unique()), 64
-
-
 def _context_parallel(given, causal):
     from torch.distributed.tensor.experimental import context_parallel
 
