@@ -17,8 +17,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_dist import graph_compile as inductor_backend
-from dynamo_dist import settings, switch
+from dynamo_dist import graph_compile, settings, switch
 from dynamo_dist.errors import ActivationError
 from dynamo_dist.settings import DistConfig
 from dynamo_dist.settings import digest as digest
@@ -39,14 +38,7 @@ MESHES = Path("torch/distributed/device_mesh.py")
 COMPILED = ("tracing/modules.py", "tracing/ddp_average.py", "tracing/fsdp2_gather.py")
 
 # Where functions are that stand in for torch's dispatching, and call nothing of the user's.
-DISPATCHING = (
-    "sharding",
-    "planning",
-    *(
-        f"torch_compat/dtensor_{name}.py"
-        for name in ("dispatch", "placements", "planning", "ranks", "specs", "strategies")
-    ),
-)
+DISPATCHING = ("sharding/", "planning/", "torch_compat/dtensor_")
 
 
 def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
@@ -64,7 +56,7 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
     """
     settings.check()
     config = DistConfig.from_env()
-    options = inductor_backend.checked(inductor if isinstance(inductor, Mapping) else {})
+    options = graph_compile.checked(inductor if isinstance(inductor, Mapping) else {})
     if inductor is not False:
         config = dataclasses.replace(config, inductor=True)
 
@@ -74,8 +66,8 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
 
     with dynamo_compiler.compile_lock:
         if is_enabled():
-            if config.inductor and (options or inductor_backend.taken() is None):
-                switch.apply([inductor_backend.taking(options)])
+            if config.inductor and (options or graph_compile.taken() is None):
+                switch.apply([graph_compile.taking(options)])
             return
         plugins.read_plugins()
         switch.apply(patches(config, options))
@@ -122,7 +114,7 @@ def patches(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *graph_compile.patches(),
         dynamo_frames.SkippedFrames(),
         dynamo_frames.frames_left_alone(_runs_in_eager, _dispatches),
-        *([inductor_backend.taking(options or {})] if config.inductor else []),
+        *([graph_compile.taking(options or {})] if config.inductor else []),
     ]
 
 
@@ -162,7 +154,7 @@ def enabled(*, inductor: bool | Mapping[str, Any] = False) -> Iterator[None]:
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
     """Restore the state from before the block, on or off, when the block ends."""
-    was_on, options = is_enabled(), inductor_backend.taken()
+    was_on, options = is_enabled(), graph_compile.taken()
     try:
         yield
     finally:
@@ -171,7 +163,7 @@ def restored() -> Iterator[None]:
             enable(inductor=False if options is None else options)
         elif not was_on:
             disable()
-        inductor_backend.restore(options)
+        graph_compile.restore(options)
 
 
 @cache
@@ -189,5 +181,5 @@ def _runs_in_eager(file: str) -> bool:
 
 @cache
 def _dispatches(file: str) -> bool:
-    root = Path(__file__).parent
-    return any(Path(file).is_relative_to(root / part) for part in DISPATCHING)
+    root = Path(__file__).parent.as_posix()
+    return Path(file).as_posix().startswith(tuple(f"{root}/{part}" for part in DISPATCHING))

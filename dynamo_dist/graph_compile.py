@@ -108,14 +108,14 @@ def compile_frame(
 
     ``region``: the compile's name in torch's logs.
     """
-    from dynamo_dist.runtime import calls as shared_memory
+    from dynamo_dist.runtime import calls
     from dynamo_dist.runtime.calls import merge_inputs
     from dynamo_dist.runtime.guards import lighten
     from inductor_passes.graph.printing import add_library
     from inductor_passes.inductor.session import CompileSession
 
     add_library(__file__)  # this package's functions are traced in the place of torch's
-    shared_memory.check(gm)
+    calls.check(gm)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

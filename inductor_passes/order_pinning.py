@@ -14,7 +14,7 @@ from torch import fx
 from inductor_passes.cost import CostModel
 from inductor_passes.graph.aliasing import op_facts
 from inductor_passes.graph.collectives import is_launch, is_wait, waits_of
-from inductor_passes.torch_compat import inductor as inductor_compat
+from inductor_passes.torch_compat import inductor
 
 NAME = "pin_order"
 # Below this a reduction hides too little to be worth a dependency.
@@ -88,7 +88,7 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
     if not any(is_launch(node) for node in graph.nodes):
         return 0
     _reduce_in_place(graph)
-    inductor_compat.pin_nodes(graph, after)
+    inductor.pin_nodes(graph, after)
     return len(after)
 
 

@@ -28,7 +28,7 @@ class CollectiveRecord:
 
     ``why_exposed``: ``data``, ``channel``, ``memory cap``, ``at the bound``, ``order`` or ``no
     gain`` (the program's order was left alone), where the scheduler said it
-    (``schedule/solution.py``). ``cause``: the change of placement that it carries out, where
+    (``schedule/solver/problem.py``). ``cause``: the change of placement that it carries out, where
     whoever traced the program noted one.
     """
 

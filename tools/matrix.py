@@ -141,8 +141,7 @@ def table(results: Path) -> str:
         "alone.",
         "",
         "| torch | Python | fast tests | programs | upstream passes | we pass | lost | break | "
-        "error | wrong "
-        "| recompile |",
+        "error | wrong | recompile |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     paths = sorted(

@@ -225,8 +225,7 @@ def _come(address: str, wait_s: float) -> Store | None:
                     has_said = True
                     log.warning(
                         "This rank's script has ended; its report waits for rank 0's. An interrupt "
-                        "shows "
-                        "it alone."
+                        "shows it alone."
                     )
             time.sleep(_POLL_S)
     return None
@@ -332,14 +331,12 @@ def _refusal(arguments: argparse.Namespace) -> str:
     if not installed:
         return (
             "dynamo-dist is not installed, so that torch does not call it in the script's "
-            "processes. "
-            "Install it: pip install -e . in a checkout."
+            "processes. Install it: pip install -e . in a checkout."
         )
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return (
             "TORCH_DEVICE_BACKEND_AUTOLOAD is off, so that torch calls no extension in the "
-            "script's "
-            "processes. Unset it."
+            "script's processes. Unset it."
         )
     return ""
 

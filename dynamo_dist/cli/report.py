@@ -46,8 +46,7 @@ def _reports(path: Path) -> Iterator[RunReport]:
     if not files:
         raise ValueError(
             f'{path} holds no report*.json. options={{"report": {str(path)!r}}} writes them when '
-            "a graph "
-            "is first compiled."
+            "a graph is first compiled."
         )
     for file in files:
         yield from read_reports(file)

@@ -22,8 +22,8 @@ CATALOG: tuple[Cause, ...] = (
         kind=r"(recompile|cache) limit exceeded",
         why=(
             "The function was compiled for so many different inputs that Dynamo gave up on it, and "
-            "it "
-            "runs eagerly from now on. The table of recompiles names the guard that kept failing."
+            "it runs eagerly from now on. The table of recompiles names the guard that kept "
+            "failing."
         ),
         fix=(
             "# make the value that changes a tensor or mark its size dynamic\n"
@@ -37,8 +37,7 @@ CATALOG: tuple[Cause, ...] = (
         kind=r"async_op=True for distributed collectives",
         why=(
             "A collective with async_op=True returns a Work object, and a graph has no value for "
-            "it. "
-            "Only the synchronous form is replaced by a graph operation here."
+            "it. Only the synchronous form is replaced by a graph operation here."
         ),
         fix=(
             "# the functional form returns a tensor and waits at its first use\n"
@@ -82,8 +81,7 @@ CATALOG: tuple[Cause, ...] = (
         calls=r"run_check=True|\bcheck_tensor_meta\b",
         why=(
             "run_check=True compares shapes across the ranks and broadcasts, whenever it is "
-            "called; "
-            "that is a conversation between ranks and not a value in a graph."
+            "called; that is a conversation between ranks and not a value in a graph."
         ),
         fix="x = DTensor.from_local(local, mesh, placements, run_check=False)",
     ),
@@ -106,8 +104,7 @@ CATALOG: tuple[Cause, ...] = (
         calls=rf"\b(?P<maker>{_GROUP_MAKERS})\b",
         why=(
             "$maker creates a process group, which every rank has to do together; a graph is "
-            "compiled "
-            "by each rank alone and run many times."
+            "compiled by each rank alone and run many times."
         ),
         fix=(
             "group = dist.new_group(ranks)    # once, at start-up, on every rank\n\n"
@@ -139,8 +136,7 @@ CATALOG: tuple[Cause, ...] = (
         why=(
             "Process groups, meshes and placements are opaque to Dynamo: only members that were "
             "registered for their type can be used, and `$member` is not one. This is an error "
-            "even "
-            "with fullgraph=False."
+            "even with fullgraph=False."
         ),
         fix=(
             "# read it outside and let the compiled function see the plain value\n"
@@ -169,8 +165,7 @@ CATALOG: tuple[Cause, ...] = (
         detail=r"Method name: '(?P<member>\w+)'",
         why=(
             "`$member` returns a new process group or mesh. Dynamo guards such objects by where "
-            "they "
-            "come from, and one that is made inside the function comes from nowhere."
+            "they come from, and one that is made inside the function comes from nowhere."
         ),
         fix=(
             "# make it once outside and close over it\n"
@@ -205,8 +200,7 @@ CATALOG: tuple[Cause, ...] = (
         calls=r"\b(?P<barrier>monitored_barrier|barrier)\b",
         why=(
             "A barrier orders ranks in time and moves no data: a graph has no value for it, and "
-            "the "
-            "collectives inside a graph order the ranks already."
+            "the collectives inside a graph order the ranks already."
         ),
         fix="dist.barrier()    # outside\ny = compiled(x)",
     ),
@@ -227,8 +221,7 @@ CATALOG: tuple[Cause, ...] = (
         calls=r"torch/distributed/fsdp/|\b(fully_shard|unshard|reshard)\(",
         why=(
             "FSDP2's hooks resize storages and keep eager state between calls: they run outside "
-            "the "
-            "graph, so that the graph ends where a sharded module begins or is changed."
+            "the graph, so that the graph ends where a sharded module begins or is changed."
         ),
         fix=(
             "# shard first, then compile the blocks that are sharded\n"
@@ -243,8 +236,7 @@ CATALOG: tuple[Cause, ...] = (
         calls=r"\b(distribute_tensor|distribute_module)\b",
         why=(
             "distribute_tensor sends rank 0's data to the others with c10d calls that have no form "
-            "in "
-            "a graph."
+            "in a graph."
         ),
         fix=(
             "# where every rank holds the same data already, this needs no communication\n"
@@ -268,8 +260,7 @@ CATALOG: tuple[Cause, ...] = (
         detail=r"DTensorSpec",
         why=(
             "A DTensor is built from its parts (a DTensorSpec) here; the graph can hold tensors "
-            "and "
-            "placements but not that object."
+            "and placements but not that object."
         ),
         fix=(
             "# the public constructor is traceable\n"
@@ -281,8 +272,7 @@ CATALOG: tuple[Cause, ...] = (
         detail=r"_DTensor_compute_global_tensor_info",
         why=(
             "DTensor's own Python is compiled here as if it were the user's, because an earlier "
-            "break "
-            "cut the call in two."
+            "break cut the call in two."
         ),
         fix="# mend the earlier break on this line first",
     ),
@@ -324,8 +314,7 @@ CATALOG: tuple[Cause, ...] = (
         calls=rf"\b(?P<collective>{_COLLECTIVES})\b",
         why=(
             "$collective in this form has no graph operation, so Dynamo followed it down to the "
-            "C++ "
-            "options object of the process group, which it cannot build."
+            "C++ options object of the process group, which it cannot build."
         ),
         fix=(
             "# say the same with a functional collective\n"
@@ -339,8 +328,7 @@ CATALOG: tuple[Cause, ...] = (
         kind=r"Tensor\.(backward|requires_grad_)\(\)|requires_grad_\(\) intermediate",
         why=(
             "The gradient is taken inside the compiled function. The backward graph is made from "
-            "the "
-            "compiled forward, so the call belongs outside."
+            "the compiled forward, so the call belongs outside."
         ),
         fix=(
             "@torch.compile\n"
@@ -370,8 +358,7 @@ CATALOG: tuple[Cause, ...] = (
         kind=r"Data-dependent (branching|assertion)",
         why=(
             "Which way the program goes depends on numbers in a tensor, which are not known while "
-            "the "
-            "graph is made; on several ranks they may even differ, and then so would the "
+            "the graph is made; on several ranks they may even differ, and then so would the "
             "collectives."
         ),
         fix=(

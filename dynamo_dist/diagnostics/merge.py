@@ -67,15 +67,13 @@ def merge_ranks(reports: Sequence[RunReport]) -> MergedReport:
     if twice:
         raise ValueError(
             f"merge() got two reports of rank {twice[0]}. They are of different runs, or one file "
-            "was "
-            "read twice; pass one for each rank."
+            "was read twice; pass one for each rank."
         )
     sizes = sorted({report.world_size for report in reports})
     if len(sizes) > 1:
         raise ValueError(
             f"merge() got reports of runs with {' and '.join(map(str, sizes))} ranks. Pass reports "
-            "of "
-            "one run."
+            "of one run."
         )
     ordered = tuple(sorted(reports, key=lambda report: report.rank))
     return MergedReport(

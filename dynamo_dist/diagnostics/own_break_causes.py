@@ -31,8 +31,8 @@ OWN: tuple[Cause, ...] = (
         detail=r"torch\.distributed\.(?P<collective>\w+)",
         why=(
             "$collective pickles Python objects and gives new ones at every call, which decide "
-            "what the "
-            "program does next: a graph that holds one call's objects would be wrong for the next."
+            "what the program does next: a graph that holds one call's objects would be wrong for "
+            "the next."
         ),
         fix=(
             "# exchange the objects outside, pass the result in as a plain value\n"
@@ -90,8 +90,7 @@ OWN: tuple[Cause, ...] = (
         kind=r"^Wait for a Work of an earlier launch after a launch in the graph$",
         why=(
             "A Work from outside is waited for before the graph runs. Peers may need this graph's "
-            "launch "
-            "first, and would wait for ever."
+            "launch first, and would wait for ever."
         ),
         fix=(
             "work.wait()    # before the first collective of the compiled function\ny = compiled(x)"
@@ -111,8 +110,7 @@ OWN: tuple[Cause, ...] = (
         kind=r"^Process group or mesh created while tracing$",
         why=(
             "Creating one is collective: if a single rank recompiles, it waits for the others for "
-            "ever. No "
-            "equal one has been created since the plugin was enabled."
+            "ever. No equal one has been created since the plugin was enabled."
         ),
         fix=(
             "made = dist.new_group(ranks)    # or init_device_mesh: once, at start-up, on every "
@@ -231,8 +229,7 @@ OWN: tuple[Cause, ...] = (
         kind=r"^Module backward hook that is no plain computation$",
         why=(
             "The backward graph is compiled once, so a backward hook may compute new gradients "
-            "from those "
-            "it is given and do nothing else."
+            "from those it is given and do nothing else."
         ),
         fix=(
             "torch._dynamo.config.compiled_autograd = True    # before the first call: hooks run "
@@ -282,8 +279,8 @@ OWN: tuple[Cause, ...] = (
         kind=r"^FSDP2 module called in a compiled function$",
         why=(
             "FSDP2's gathers and reductions are in the graph, but for offloading, communication of "
-            "your own, a "
-            "forward that holds another graph break, and one whose root runs in eager mode."
+            "your own, a forward that holds another graph break, and one whose root runs in eager "
+            "mode."
         ),
         fix=(
             "model = torch.compile(fully_shard(model))    # the root, without what the break "

@@ -177,8 +177,7 @@ class RunReport(GraphsReport):
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"This report cannot be read: {type(error).__name__}: {error}. Its schema version "
-                "is "
-                "right but a field is missing or has another type; write the report anew."
+                "is right but a field is missing or has another type; write the report anew."
             ) from error
 
 

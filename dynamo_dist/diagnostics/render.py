@@ -35,8 +35,7 @@ ONLY_OBSERVED = (
 )
 WHY_RANKS_ARE_MISSING = (
     "Ranks of a fake group have no process, so none. Others: start all of them in the same way, "
-    "and see "
-    "whether they ended early."
+    "and see whether they ended early."
 )
 EFFECTS = {
     "split": "splits the graph",
@@ -55,8 +54,8 @@ def why_no_graph(report: RunReport) -> str:
         return "No graph was compiled: see the failed compile."
     return (
         "No graph came to Inductor: what torch.compile returned was never called, computes nothing "
-        "with "
-        "tensors, or has another backend than inductor and dynamo_dist, whose graphs are recorded."
+        "with tensors, or has another backend than inductor and dynamo_dist, whose graphs are "
+        "recorded."
     )
 
 
@@ -146,8 +145,7 @@ def _plan(console: Console, plan: PlanRecord) -> None:
     line(
         console,
         f"plan {plan.graph} ({plan.method}): {len(plan.changes)} of {counted(plan.steps, 'step')} "
-        "changed; "
-        f"{us_text(plan.upstream_us)} -> {us_text(plan.planned_us)}, bound "
+        f"changed; {us_text(plan.upstream_us)} -> {us_text(plan.planned_us)}, bound "
         f"{us_text(plan.bound_us)}, modelled",
         "bold",
     )

@@ -331,8 +331,7 @@ def _share_of_work(choice: Choice, mesh: MeshInfo) -> float:
 _MATMULS = ("aten.mm.", "aten.bmm.", "aten.addmm.", "aten.baddbmm.")
 _VIEWS = (
     "view _unsafe_view t transpose permute expand unsqueeze squeeze detach alias split slice "
-    "select "
-    "reshape unbind split_with_sizes"
+    "select reshape unbind split_with_sizes"
 ).split()
 
 

@@ -25,7 +25,7 @@ NODE_LIMIT = 2000
 
 @dataclass(frozen=True, slots=True)
 class PlacementProblem:
-    """Choices of each step, and the step that each is tied to (``repeats.py``)."""
+    """Choices of each step, and the step that each is tied to (``planner.py``)."""
 
     program: Program
     choices: Sequence[Sequence[Choice]]

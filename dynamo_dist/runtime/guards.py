@@ -32,7 +32,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
 from dynamo_dist.torch_compat import dtensor_specs, dynamo_guards
-from dynamo_dist.torch_compat import dynamo_guards as checks_compat
 from dynamo_dist.torch_compat.patching import Patch
 
 log = logging.getLogger(__name__)
@@ -195,8 +194,8 @@ class ModuleHooks:
         ``replaced`` and the guards whose ``id``s are ``implied``.
     """
 
-    def __init__(self, guards: Iterable[Any], hooks: Mapping[Any, checks_compat.Check]) -> None:
-        self.checks: dict[Any, checks_compat.Check] = {}
+    def __init__(self, guards: Iterable[Any], hooks: Mapping[Any, dynamo_guards.Check]) -> None:
+        self.checks: dict[Any, dynamo_guards.Check] = {}
         self.replaced: set[Any] = set()
         self.implied: set[int] = set()
         if dynamo_guards.dict_version is None:
@@ -214,7 +213,7 @@ class ModuleHooks:
                 self._add(owner, {source: hooks[source] for source in those}, below[owner])
 
     def _add(
-        self, owner: Any, hooks: Mapping[Any, checks_compat.Check], under: Sequence[Any]
+        self, owner: Any, hooks: Mapping[Any, dynamo_guards.Check], under: Sequence[Any]
     ) -> None:
         try:
             module = dynamo_guards.value_of_source(owner)
@@ -255,7 +254,7 @@ class _Hooks:
     the same.
     """
 
-    def __init__(self, module: Any, checks: Mapping[int, checks_compat.Check]) -> None:
+    def __init__(self, module: Any, checks: Mapping[int, dynamo_guards.Check]) -> None:
         self.traced = _hooks(module)
         self.checks = [[checks[id(hook)] for hook in hooks] for hooks in self.traced]
         self.types = [type(getattr(module, name)) for name in _DICTS]
@@ -279,7 +278,7 @@ class _Hooks:
         return True
 
 
-def _pass(checks: Sequence[checks_compat.Check], hooks: Sequence[Any]) -> bool:
+def _pass(checks: Sequence[dynamo_guards.Check], hooks: Sequence[Any]) -> bool:
     return len(checks) == len(hooks) and all(
         check(hook) for check, hook in zip(checks, hooks, strict=True)
     )
@@ -304,14 +303,14 @@ def is_on_own_code(guard: Any) -> bool:
     return dynamo_guards.is_on_code(guard) or isinstance(value, (str, int, float, tuple, frozenset))
 
 
-def identity_first(value: object, check: checks_compat.Check) -> checks_compat.Check:
+def identity_first(value: object, check: dynamo_guards.Check) -> dynamo_guards.Check:
     """``check``, which ``value`` passes, not asked about ``value`` itself or a spec that equals it.
 
     ``value`` is held, so that its identity is not given to another. Values that may change while
     they are the same object, which is all but specs and meshes, are checked every time.
     """
     if isinstance(value, dtensor_specs.DTensorSpec):
-        return checks_compat.same_or(value, check)
+        return dynamo_guards.same_or(value, check)
     if isinstance(value, DeviceMesh):  # those that count as equal may have other groups
         return lambda now: now is value or check(now)
     return check

@@ -206,8 +206,7 @@ def instead(
     if not is_known(op):
         raise StrategyError(
             f"{op} has no sharding strategy for {layouts(args, kwargs)}, and it is no operator of "
-            "aten, "
-            "prims or torch.library.custom_op.",
+            "aten, prims or torch.library.custom_op.",
             "Nothing checks what its schema says of the arguments that it writes to, or that it "
             "computes the same on every rank's copy of gathered arguments.",
             "Give it local tensors (tensor.to_local(), tensor.full_tensor()), make it with "
@@ -243,8 +242,7 @@ def random(op: dtensor_specs.OpOverload, args: Any, kwargs: Any) -> StrategyErro
         "Each rank would draw its own: replicas would differ, and a pending sum would be drawn by "
         "none.",
         "Draw on the local tensors (tensor.to_local()), redistribute a pending sum first, or "
-        "register "
-        "a strategy with dynamo_dist.sharding.register_strategy.",
+        "register a strategy with dynamo_dist.sharding.register_strategy.",
     )
 
 

@@ -19,7 +19,6 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
-from dynamo_dist.torch_compat import dtensor_specs as specs_compat
 
 # A placement for each tensor result, then for each tensor argument; None for a result that is None.
 Row = tuple[Placement | None, ...]
@@ -156,16 +155,18 @@ def expand(
         if written and results[:written] != [arguments[at] for at in fixed[:written]]:
             continue
         specs = [
-            specs_compat.spec(mesh, each, now.tensor_meta)
+            dtensor_specs.spec(mesh, each, now.tensor_meta)
             for each, now in zip(arguments, current, strict=True)
         ]
-        outputs = tuple(None if None in each else specs_compat.spec(mesh, each) for each in results)
+        outputs = tuple(
+            None if None in each else dtensor_specs.spec(mesh, each) for each in results
+        )
         found.append(
             dtensor_specs.OpSpec(
                 output_specs=outputs if len(outputs) != 1 else outputs[0],
                 input_specs=specs,
                 redistribute_cost=[
-                    specs_compat.redistribute_costs(each, spec)
+                    dtensor_specs.redistribute_costs(each, spec)
                     for each, spec in zip(inputs, specs, strict=True)
                 ],
             )

@@ -141,7 +141,7 @@ class ClearCaches(OwnState):
         clear_caches()
 
 
-# What was learned of torch's decisions for lists of DTensors; ``local_lists.py`` fills it.
+# What was learned of torch's decisions for lists of DTensors; ``lists.py`` fills it.
 answers_for_lists: dict[Any, Any] = {}
 
 

@@ -69,8 +69,7 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if unsharded_parameters.is_any_whole(tx):
         _refuse(
             "A parameter of FSDP2 or DDP is read in this graph with a backward that reduces, which "
-            "eager's "
-            "gradients do not go through."
+            "eager's gradients do not go through."
         )
     _guard(tx, wanted)
     try:
@@ -289,8 +288,7 @@ class ModuleHooksVariable(dynamo_calls.ObjectTracker):
 _BREAK = "Module backward hook that is no plain computation"
 _WHY = (
     "The backward graph is compiled once, so a backward hook may compute new gradients from those "
-    "it is "
-    "given and do nothing else."
+    "it is given and do nothing else."
 )
 
 

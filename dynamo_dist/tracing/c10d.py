@@ -14,10 +14,10 @@ from dynamo_dist.torch_compat import (
     aot_tracing,
     c10d,
     dynamo_building,
+    dynamo_calls,
     dynamo_guards,
     dynamo_trackers,
 )
-from dynamo_dist.torch_compat import dynamo_calls as calls_compat
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import (
     collectives,
@@ -27,7 +27,6 @@ from dynamo_dist.tracing import (
     point_to_point,
     work,
 )
-from dynamo_dist.tracing import work as tracker
 
 # c10d's name -> ours, with the same parameters. Names that a torch lacks are left out.
 C10D: Mapping[str, Callable[..., Any]] = {
@@ -93,7 +92,7 @@ def lowered(name: str) -> Callable[..., Any]:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return None  # upstream raises what eager raises
-        if any(map(calls_compat.is_subclass_instance, bound.values())):
+        if any(map(dynamo_calls.is_subclass_instance, bound.values())):
             return None
         if name != "_coalescing_manager" and _is_outside(bound.get("group")):
             return dynamo_building.build(tx, -1 if name == "recv" else None)
@@ -101,7 +100,7 @@ def lowered(name: str) -> Callable[..., Any]:
             bound["op"] = dynamo_building.build(tx, _reduce_op(name, bound["op"]))
         if name == "recv" and "src" not in bound and "group_src" not in bound:
             _refuse_any_source()
-        found = tracker.traced(tx)
+        found = work.traced(tx)
         found.has_launched = True
         if found.managers and name in COLLECTED:
             calls = found.managers.get(_group_name(bound.get("group")))
@@ -159,13 +158,13 @@ def _refuse_any_source() -> None:
 
 
 def _open_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    tracker.traced(tx).managers[_group_name(args[0])] = []
+    work.traced(tx).managers[_group_name(args[0])] = []
     return dynamo_building.build(tx, None)
 
 
 def _close_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     group, async_op = args
-    calls = tracker.traced(tx).managers.pop(_group_name(group))
+    calls = work.traced(tx).managers.pop(_group_name(group))
     if not calls:
         return dynamo_building.build(tx, None)
     kind, input_name, output_name = COLLECTED[calls[0][0]]
@@ -196,7 +195,7 @@ def _close_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _next_serial(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    found = tracker.traced(tx)
+    found = work.traced(tx)
     found.serials += 1
     return dynamo_building.build(tx, found.serials)
 
@@ -212,7 +211,7 @@ def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-class ReduceOpNames(calls_compat.ObjectTracker):
+class ReduceOpNames(dynamo_calls.ObjectTracker):
     """The deprecated ``dist.reduce_op``: its members are those of ``ReduceOp``; no warning is
     traced.
     """
@@ -227,7 +226,7 @@ class ReduceOpNames(calls_compat.ObjectTracker):
 
 def patches(config: DistConfig) -> list[Patch]:
     """Everything to apply, in order; nothing is applied here."""
-    found: list[Patch] = [*tracker.patches(), *calls_compat.allow_point_to_point()]
+    found: list[Patch] = [*work.patches(), *dynamo_calls.allow_point_to_point()]
     for name in C10D:
         if (function := c10d.c10d_function(name)) is not None:
             found += dynamo_trackers.on_function(function, lowered(name))
@@ -246,8 +245,8 @@ def patches(config: DistConfig) -> list[Patch]:
         *aot_tracing.pass_context(),
         *aot_tracing.gradients_are_apart(),
         *functional.patches(),
-        *_on_op("wait_tensor", tracker.traced_wait_tensor),
-        *dynamo_trackers.on_function(work.start, tracker.traced_start),
+        *_on_op("wait_tensor", work.traced_wait_tensor),
+        *dynamo_trackers.on_function(work.start, work.traced_start),
         *dynamo_trackers.on_function(functional.next_serial, _next_serial),
         *dynamo_trackers.on_function(functional.seconds, _constant(functional.seconds)),
         *dynamo_trackers.on_function(

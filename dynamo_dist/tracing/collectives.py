@@ -274,8 +274,8 @@ def refuse(name: str) -> Any:
             "Collective on Python objects",
             f"torch.distributed.{name}",
             f"{name} pickles objects and gives new ones on every call: they decide what the "
-            "program does "
-            "next, so a graph that holds one call's objects would be wrong for the next.",
+            "program does next, so a graph that holds one call's objects would be wrong for the "
+            "next.",
             "Call it before the compiled function and pass the objects in, or send tensors:\n"
             f"    {FIXES[name]}",
         )

@@ -17,8 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dynamo_dist.torch_compat import c10d, dynamo_building, dynamo_guards, dynamo_trackers
-from dynamo_dist.torch_compat import dynamo_meshes as meshes_compat
+from dynamo_dist.torch_compat import (
+    c10d,
+    dynamo_building,
+    dynamo_guards,
+    dynamo_meshes,
+    dynamo_trackers,
+)
 from dynamo_dist.torch_compat.patching import OwnState, Patch
 
 BREAK = "Process group or mesh created while tracing"
@@ -66,9 +71,9 @@ class Memory(OwnState):
 
     def on_mesh(self, mesh: DeviceMesh) -> None:
         """Remember a mesh by what it is made of."""
-        if meshes_compat.keeps_order_of_ranks(mesh):
+        if dynamo_meshes.keeps_order_of_ranks(mesh):
             return
-        with meshes_compat.no_modes():
+        with dynamo_meshes.no_modes():
             key = mesh_key(mesh.device_type, mesh.mesh, mesh.mesh_dim_names)
         if self._alive_mesh(key) is None:
             self.meshes[key] = mesh, dist.group.WORLD
@@ -128,8 +133,8 @@ def patches() -> list[Patch]:
     """Remember what is made, and answer traced calls from that memory."""
     return [
         MEMORY,
-        *meshes_compat.on_group_creation(MEMORY.on_group),
-        *meshes_compat.on_mesh_creation(MEMORY.on_mesh),
+        *dynamo_meshes.on_group_creation(MEMORY.on_group),
+        *dynamo_meshes.on_mesh_creation(MEMORY.on_mesh),
         *dynamo_trackers.on_function(dist.new_group, _answer(dist.new_group, MEMORY.group)),
         *dynamo_trackers.on_function(
             init_device_mesh, _answer(init_device_mesh, _equal_mesh, _MESH)
@@ -235,7 +240,7 @@ def _answer_concatenate(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
         for item in dynamo_building.items_of(tx, [*args, *kwargs.values()][0])
     ]
     try:
-        with meshes_compat.no_modes():
+        with dynamo_meshes.no_modes():
             made = DeviceMesh._concatenate(meshes)
     except RuntimeError as error:
         dynamo_building.raise_in_program(tx, error)

@@ -181,8 +181,7 @@ def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
         if (id(wrapper), place) not in known.read and table[name].requires_grad:
             _break(
                 f"Its parameter {name!r} of shape {tuple(table[name].shape)} is not read in its "
-                "forward: "
-                "DDP averages what is accumulated for it elsewhere."
+                "forward: DDP averages what is accumulated for it elsewhere."
             )
     return output
 

@@ -22,9 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.errors import DTensorError
-from dynamo_dist.torch_compat import aot_aliases
-from dynamo_dist.torch_compat import aot_runtime as outputs_compat
-from dynamo_dist.torch_compat import dtensor_dispatch as calls_compat
+from dynamo_dist.torch_compat import aot_aliases, aot_runtime, dtensor_dispatch
 from dynamo_dist.torch_compat.patching import Patch
 
 
@@ -98,8 +96,8 @@ def _absent_gradient(tangent: torch.Tensor, expected: Any) -> torch.Tensor | Non
 def unused_outputs_patches() -> list[Patch]:
     """List the patches that enabling makes for outputs that no loss uses."""
     return [
-        *outputs_compat.on_forward_with_tangents(DTensor, _watched),
-        *outputs_compat.on_plain_tangent(DTensor, _absent_gradient),
+        *aot_runtime.on_forward_with_tangents(DTensor, _watched),
+        *aot_runtime.on_plain_tangent(DTensor, _absent_gradient),
     ]
 
 
@@ -220,7 +218,7 @@ def _steps(output: DTensor, base: DTensor) -> tuple[ViewStep, ...] | None:
             index = next((i for i, each in enumerate(result) if each is wanted), None)
             if index is None:
                 return None
-        packed_args, packed_kwargs = calls_compat.tree_map(_symbolic, rest)
+        packed_args, packed_kwargs = dtensor_dispatch.tree_map(_symbolic, rest)
         steps.append(
             ViewStep(
                 function._schema.name,
@@ -261,7 +259,7 @@ def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bo
     values = _values(way, base, target)
     found: Any = base
     for step in way.steps:
-        args, kwargs = calls_compat.tree_map(
+        args, kwargs = dtensor_dispatch.tree_map(
             lambda value: _value(value, values, base, target), (step.args, dict(step.kwargs))
         )
         found = aot_aliases.overload(step.name, step.overload)(found, *args, **kwargs)

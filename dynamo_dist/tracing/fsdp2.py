@@ -83,10 +83,8 @@ def warn_of_stale_optimizers(state: Any, root: nn.Module) -> None:
             kind = type(optimizer).__name__
             log.warning(
                 "%s holds %d parameters that no module has, in the shapes of those of %s: it was "
-                "made before "
-                "fully_shard put others in their place. Its steps change nothing of the model, in "
-                "eager mode too. "
-                "Make it afterwards: %s(model.parameters(), ...).",
+                "made before fully_shard put others in their place. Its steps change nothing of "
+                "the model, in eager mode too. Make it afterwards: %s(model.parameters(), ...).",
                 kind,
                 len(held),
                 type(root).__name__.removeprefix("FSDP"),
@@ -110,8 +108,7 @@ def _parameters(module: nn.Module) -> Iterator[torch.Tensor | None]:
 
 _WHY = (
     "FSDP2 gathers a module's parameters before its forward and frees them after it, in storages "
-    "that "
-    "grow and shrink: it runs around a graph, not in one."
+    "that grow and shrink: it runs around a graph, not in one."
 )
 _FIX = (
     "Compile the sharded blocks instead of what calls them:\n"

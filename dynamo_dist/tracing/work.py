@@ -403,8 +403,7 @@ def used_in_flight(tx: Any, work: WorkVariable) -> None:
     """Refuse the use of a buffer before its Work is waited for."""
     raise InFlightError(
         f"{dynamo_calls.traced_user_line(tx, _OURS)} uses a buffer of the collective launched at "
-        f"{work.line}, "
-        "which is in flight.",
+        f"{work.line}, which is in flight.",
         "Before its Work is waited for, what the buffer holds is undefined.",
         "Call .wait() on the Work first.",
     )
@@ -422,8 +421,7 @@ def before_end(tx: Any) -> None:
         if isinstance(pending, WorkVariable):
             log.warning(
                 "%s: the Work of this collective is never waited for, so it is waited for at the "
-                "end of "
-                "the graph. Call .wait() on it where its result is needed.",
+                "end of the graph. Call .wait() on it where its result is needed.",
                 pending.line,
             )
         pending.end(tx)

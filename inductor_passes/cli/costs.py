@@ -28,9 +28,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from inductor_passes import files
-from inductor_passes.cost import importing as import_kineto
-from inductor_passes.cost import importing as import_nccl_tests
-from inductor_passes.cost import measured_topology
+from inductor_passes.cost import importing, measured_topology
 from inductor_passes.cost.importing import Measurements, add_to, errors_as_text, errors_of
 from inductor_passes.cost.measure_device import (
     Clock,
@@ -226,25 +224,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     summary = "measure this machine, or under torchrun this job, and write a topology file"
     _add_measure_arguments(actions.add_parser("measure", help=summary, description=summary))
-    importing = actions.add_parser(
-        "import", help="add NCCL-tests output and profiles to a topology"
-    )
-    importing.add_argument("files", nargs="+", metavar="FILE")
-    importing.add_argument(
-        "--topology", required=True, help="what to add to: a name or a JSON file"
-    )
-    importing.add_argument("-o", "--out", required=True, help="topology file to write")
-    importing.add_argument(
+    command = actions.add_parser("import", help="add NCCL-tests output and profiles to a topology")
+    command.add_argument("files", nargs="+", metavar="FILE")
+    command.add_argument("--topology", required=True, help="what to add to: a name or a JSON file")
+    command.add_argument("-o", "--out", required=True, help="topology file to write")
+    command.add_argument(
         "--name", help="the new topology's name; default: that of the file written"
     )
-    importing.add_argument(
+    command.add_argument(
         "--kind",
-        choices=import_nccl_tests.BENCHMARKS,
+        choices=importing.BENCHMARKS,
         help="benchmark, where an output does not say it",
     )
-    importing.add_argument("--ranks", type=int, help="where an output does not list its ranks")
-    importing.add_argument("--nodes", type=int, help="nodes that these ranks are on")
-    importing.add_argument("--json", action="store_true", help="print one JSON object")
+    command.add_argument("--ranks", type=int, help="where an output does not list its ranks")
+    command.add_argument("--nodes", type=int, help="nodes that these ranks are on")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -274,13 +268,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(path: Path, arguments: argparse.Namespace, base: Topology) -> Measurements:
-    text = files.text_of(path, import_kineto.PROFILE)
+    text = files.text_of(path, importing.PROFILE)
     if not text.lstrip().startswith(("{", "[")):
-        return import_nccl_tests.parse_nccl_tests(
+        return importing.parse_nccl_tests(
             text, path.name, kind=arguments.kind, ranks=arguments.ranks, nodes=arguments.nodes
         )
-    trace = files.parsed(text, str(path), import_kineto.PROFILE)
-    found = import_kineto.parse_profile(trace, path.name, ranks_per_node=base.ranks_per_node)
+    trace = files.parsed(text, str(path), importing.PROFILE)
+    found = importing.parse_profile(trace, path.name, ranks_per_node=base.ranks_per_node)
     if not found:
         raise TopologyError(
             f"{str(path)!r} has no collective and no matrix product that can be read.",

@@ -1,6 +1,6 @@
 """Turn work into microseconds on one machine: the one place where that is done.
 
-The scheduler and the simulator ask for the nodes of a graph (``roofline.py``), the planner for
+The scheduler and the simulator ask for the nodes of a graph (``model.py``), the planner for
 operations on shards, the fusions for what they would put in a graph: each knows its work in bytes,
 operations and payloads, and all get the same answer for the same work.
 """

@@ -1,6 +1,6 @@
 """Make a topology's content of measurements, on the ranks of a job; what was not measured says so.
 
-The formulas are those of ``alpha_beta.py``, solved for a link's start, step and rate: a ring of n
+The formulas are those of ``collectives.py``, solved for a link's start, step and rate: a ring of n
 ranks takes n - 1 steps for a gather and twice as many for an all-reduce, and its gather moves n - 1
 payloads.
 """
@@ -389,8 +389,7 @@ def machine(device_type: str) -> str:
     threads = torch.get_num_threads()
     return (
         f"{_cpu_name()}, {os.cpu_count()} cores, {threads} thread{'s' if threads > 1 else ''} a "
-        "rank, "
-        f"load average {os.getloadavg()[0]:.1f}"
+        f"rank, load average {os.getloadavg()[0]:.1f}"
     )
 
 

@@ -27,8 +27,8 @@ measurements to one.
 Times of one kind never fall as work grows: where a larger message or product was seen to take less,
 the smaller one can as well, since whatever else runs on a machine only ever adds time.
 
-Figures come from JSON files under ``data/`` or from a file of the user's own; the form of such a
-file is in ``file.py``. Nothing here is measured at run time.
+Figures come from JSON files under ``data/`` or from a file of the user's own. Nothing here is
+measured at run time.
 """
 
 from __future__ import annotations

@@ -21,10 +21,9 @@ Loop = Literal["pointwise", "picking", "reduction", "cat", "no memory", "none"]
 # Ops that Inductor lowers to a pointwise loop although torch does not tag them so.
 _POINTWISE = frozenset(
     "_to_copy copy copy_ full full_like zeros zeros_like ones ones_like new_zeros new_ones "
-    "new_full "
-    "scalar_tensor arange iota rand randn bernoulli native_dropout inductor_random inductor_seeds "
-    "inductor_lookup_seed constant_pad_nd select_scatter slice_scatter fill_ zero_ bucketize flip "
-    "repeat roll tril triu".split()
+    "new_full scalar_tensor arange iota rand randn bernoulli native_dropout "
+    "inductor_random inductor_seeds inductor_lookup_seed constant_pad_nd select_scatter "
+    "slice_scatter fill_ zero_ bucketize flip repeat roll tril triu".split()
 )
 _PICKING = frozenset(
     "embedding gather index index_select _unsafe_index _unsafe_masked_index".split()

@@ -15,9 +15,7 @@ from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.inductor.installed import checked
 from inductor_passes.pass_options import split
 from inductor_passes.report import report
-from inductor_passes.torch_compat import aot
-from inductor_passes.torch_compat import inductor as inductor_compat
-from inductor_passes.torch_compat import nodes as sizes_compat
+from inductor_passes.torch_compat import aot, inductor, nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def capturing(
 
     def backend(gm: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         with aot.backward_at_once():
-            return inductor_compat.compile_fx(gm, inputs, inner, dict(patches or {}))
+            return inductor.compile_fx(gm, inputs, inner, dict(patches or {}))
 
     yield backend, found
 
@@ -67,9 +65,7 @@ def capturing(
 def _empty(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    sizes, strides = (
-        [sizes_compat.size_hint(i) for i in what] for what in (value.shape, value.stride())
-    )
+    sizes, strides = ([nodes.size_hint(i) for i in what] for what in (value.shape, value.stride()))
     return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
 
 
@@ -121,8 +117,7 @@ def _complete(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     if len(inputs) != wanted:
         raise PreconditionError(
             f"communication_pass() got a graph whose node %{without[0].name} has no meta['val'], "
-            "and "
-            f"{len(inputs)} example inputs for {wanted} inputs of the graph.",
+            f"and {len(inputs)} example inputs for {wanted} inputs of the graph.",
             "Bytes and durations are read off the values of nodes.",
             "Trace with make_fx(..., tracing_mode='fake'), or pass one example input for each "
             "graph input.",

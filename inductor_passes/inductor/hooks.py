@@ -41,7 +41,6 @@ from inductor_passes.report import recorder, report
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.split.decision import Joint, half_of
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor
-from inductor_passes.torch_compat import inductor as inductor_compat
 
 if TYPE_CHECKING:
     from inductor_passes.inductor.session import CompileSession
@@ -113,7 +112,7 @@ class Attachment:
         It runs before AOTAutograd makes a forward and a backward graph.
         """
         if self.chain_joint is not None:
-            inductor_compat.call_pass(self.chain_joint, graph, is_inference)
+            inductor.call_pass(self.chain_joint, graph, is_inference)
         if not self.observes:
             keep_before_writes(graph)
         if self.options.split == "off":
@@ -122,7 +121,7 @@ class Attachment:
         if not communicates or not aot.is_joint(graph) or self.ranks_differ():
             return
         check_groups(graph)
-        inductor_compat.sort_by_data(graph)
+        inductor.sort_by_data(graph)
         cut_joint(
             graph,
             self.options,
@@ -138,14 +137,14 @@ class Attachment:
         """
         wanted = self.locality and (is_inference or self.locality_in_training)
         if wanted and not any(is_launch(node) for node in graph.nodes):
-            inductor_compat.reorder_for_locality(graph)
+            inductor.reorder_for_locality(graph)
         if self.chain_pre is not None:
-            inductor_compat.call_pass(self.chain_pre, graph, is_inference)
+            inductor.call_pass(self.chain_pre, graph, is_inference)
 
     def after(self, graph: fx.Graph, is_inference: bool) -> None:
         """Run the passes, pin what they decided, and record it."""
         if self.chain_post is not None:
-            inductor_compat.call_pass(self.chain_post, graph, is_inference)
+            inductor.call_pass(self.chain_post, graph, is_inference)
         name = dynamo.graph_being_compiled()
         phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
         self.improve(graph, phase)
@@ -186,7 +185,7 @@ class Attachment:
         # Sends and receives hang in another order than the program's, whoever schedules.
         if not decided and not launches_show_that_ranks_differ(graph):
             return
-        if inductor_compat.can_pin_order():
+        if inductor.can_pin_order():
             order_pinning.pin_order(graph, cost)
         else:
             log.warning("This torch has no control_dependencies: Inductor may move launches back.")

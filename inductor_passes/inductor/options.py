@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from inductor_passes.inductor.hooks import Attachment, attach, attach_to_joint
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.report import report
-from inductor_passes.torch_compat import inductor
-from inductor_passes.torch_compat import inductor as config
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 if TYPE_CHECKING:
@@ -40,11 +38,11 @@ UPSTREAM_SCHEDULERS: Mapping[str, object] = {
 
 def upstream_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
     """Upstream's schedulers that would run under the current configuration and ``patches``."""
-    known = inductor.config_keys()
+    known = inductor_compat.config_keys()
     found = {}
     for key, off in UPSTREAM_SCHEDULERS.items():
         if key in known:
-            value = patches[key] if key in patches else inductor.get_config(key)
+            value = patches[key] if key in patches else inductor_compat.get_config(key)
             if value != off and value is not None:
                 found[key] = value
     return found
@@ -80,7 +78,7 @@ def say_taken(keys: Iterable[str], patches: Mapping[str, Any], message: str) -> 
     asked = []
     for key in sorted(keys):
         given = key in patches
-        if given or inductor.is_config_set(key):
+        if given or inductor_compat.is_config_set(key):
             where = "options" if given else "torch._inductor.config"
             if (key, where) not in _said:
                 _said.add((key, where))
@@ -129,16 +127,16 @@ def config_patches(
     patches = dict(inductor)
 
     def value(key: str) -> Any:
-        return patches[key] if key in patches else config.get_config(key)
+        return patches[key] if key in patches else inductor_compat.get_config(key)
 
-    has_joint = config.has_config(_JOINT)
+    has_joint = inductor_compat.has_config(_JOINT)
     attachment = Attachment(
         options=own,
         chain_pre=_as_one(value("post_grad_custom_pre_pass")),
         chain_post=_unless_it_observes(_as_one(value("post_grad_custom_post_pass"))),
         chain_joint=_as_one(value(_JOINT)) if has_joint else None,
         locality=bool(value("reorder_for_locality")),
-        locality_in_training=config.has_config("reorder_for_locality_in_training")
+        locality_in_training=inductor_compat.has_config("reorder_for_locality_in_training")
         and bool(value("reorder_for_locality_in_training")),
         uneven=uneven,
         place=place,
@@ -156,8 +154,7 @@ def config_patches(
             ["reorder_for_locality"],
             inductor,
             "Inductor's own pass (%s) is left out of graphs that communicate: it would bring each "
-            "wait "
-            "to its launch. Other graphs have it.",
+            "wait to its launch. Other graphs have it.",
         )
     patches["reorder_for_locality"] = False
     if own.schedule != "off":

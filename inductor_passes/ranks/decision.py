@@ -155,14 +155,12 @@ def _cannot_follow(stream: Stream, running: Known, missing: Sequence[int]) -> Ca
     absent = f" Ranks {', '.join(map(str, missing))} did not come with it." if missing else ""
     return CannotFollowError(
         f"This rank alone compiled a graph, {stream.graph or stream.root}, whose launches cannot "
-        "follow the "
-        f"order that the job runs by now: it launches '{first.text()}'{where} first, while "
-        f"{running.stream.graph or running.stream.root or 'the graph of the other ranks'} launches "
-        f"{len(running.stream.launches)} in an order of its own.{absent}",
-        "The order was settled by all ranks when they compiled; a graph break or a branch that one "
-        "rank alone "
-        "meets later cuts its graph, and launching in another order than its peers would hang or "
-        "mix up data.",
+        f"follow the order that the job runs by now: it launches '{first.text()}'{where} first, "
+        f"while {running.stream.graph or running.stream.root or 'the graph of the other ranks'} "
+        f"launches {len(running.stream.launches)} in an order of its own.{absent}",
+        "The order was settled by all ranks when they compiled; a graph break or a branch that "
+        "one rank alone meets later cuts its graph, and launching in another order than its peers "
+        "would hang or mix up data.",
         _REMEDY,
     )
 
@@ -263,8 +261,7 @@ class Orders:
         if decision.missing:
             log.warning(
                 "After %.0f s, rank %s had not compiled graph %s: it keeps the program's order of "
-                "launches. "
-                "If the program hangs, its ranks do not launch the same.",
+                "launches. If the program hangs, its ranks do not launch the same.",
                 deadline_s,
                 ", ".join(map(str, decision.missing)),
                 stream.graph,
@@ -285,8 +282,7 @@ class Orders:
         except StoreFailedError as error:
             log.warning(
                 "The job's store failed while this rank left %s to Python (%s): if other ranks "
-                "compile it, "
-                "the job may hang.",
+                "compile it, the job may hang.",
                 root,
                 error,
             )

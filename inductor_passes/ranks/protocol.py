@@ -95,8 +95,7 @@ class GraphOffer(Generic[Record]):
             if text != PROGRAM:
                 raise PassesError(
                     f"A pass changed the launches of graph {self._stream.graph}, which must stay "
-                    "the program's: "
-                    f"{text}.",
+                    f"the program's: {text}.",
                     "Ranks share the program's order alone here.",
                     "Set keeps_launch_order and changes_launches of your pass as its base class "
                     "says.",

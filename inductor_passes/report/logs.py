@@ -133,8 +133,7 @@ def _schedule(record: GraphRecord) -> list[str]:
     return [
         f"{s.nodes} nodes, {s.launches} launches, {s.buckets} buckets, makespan "
         f"{s.makespan_before_us:.0f} -> {s.makespan_after_us:.0f} us, bound {s.bound_us:.0f} us, "
-        "gap "
-        f"{100 * s.gap:.1f}%, peak {s.peak_before_bytes / 2**20:.1f} -> "
+        f"gap {100 * s.gap:.1f}%, peak {s.peak_before_bytes / 2**20:.1f} -> "
         f"{s.peak_after_bytes / 2**20:.1f} MiB, {s.seconds:.2f} s, {_KEPT[record.order_kept]}, "
         f"{s.decision}"
     ]

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from inductor_passes import files as record_folder
+from inductor_passes import files
 from inductor_passes.records import CacheRecord, GraphRecord, TimelineRecord
 from inductor_passes.report.logs import log_graph
 from inductor_passes.torch_compat import c10d, caches, dynamo
@@ -172,7 +172,7 @@ def keep(kind: str, name: str, data: dict[str, Any]) -> None:
     """
     folder = _folder(kind)
     try:
-        record_folder.put(folder, f"{name}.json", json.dumps(data))
+        files.put(folder, f"{name}.json", json.dumps(data))
     except OSError as error:
         log.warning(
             "The record of a compiled graph could not be stored (%s): reports of later runs that "

@@ -144,8 +144,7 @@ def _collectives(console: Console, group: Collectives) -> None:
     line(
         console,
         f"  {times}{one.kind} {figures.human_bytes(one.payload_bytes)} on {one.group_name}, "
-        "predicted "
-        f"{us_text(one.predicted_us)}{each}: {_exposure(group)}",
+        f"predicted {us_text(one.predicted_us)}{each}: {_exposure(group)}",
     )
     if one.cause:
         line(console, f"    {one.cause}", "cyan")

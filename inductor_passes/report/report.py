@@ -67,8 +67,7 @@ def write_graphs(
     except OSError as error:
         log.warning(
             "No report was written to %s (%s). The compile goes on and loses nothing but the "
-            "report. "
-            "Give a folder that this process may write, with room for a few megabytes.",
+            "report. Give a folder that this process may write, with room for a few megabytes.",
             folder,
             error,
         )

@@ -121,7 +121,8 @@ c10d = torch.ops._c10d_functional
 class AllReduceSlice(Rewrite):
     """all_reduce, then this rank's own chunk -> reduce_scatter: half the bytes on the link.
 
-    Partial to Replicate to Shard, as two redistributes. What counts as own is in ``own_chunk.py``.
+    Partial to Replicate to Shard, as two redistributes. ``own_chunks`` says
+    what counts as own.
 
     Requires: a functional graph; static shapes that the group divides.
     Ensures:  the same sums, perhaps in another order; a second run changes nothing.

@@ -41,9 +41,8 @@ class Rewrite(GraphPass):
             return
         if said.dtype != true.dtype or said.shape != true.shape:
             raise InvariantError(
-                f"The pass {self.name} left %{node.name} with {said.dtype} {list(said.shape)}, but "
-                "its "
-                f"op makes {true.dtype} {list(true.shape)} of its inputs.",
+                f"The pass {self.name} left %{node.name} with {said.dtype} {list(said.shape)}, "
+                f"but its op makes {true.dtype} {list(true.shape)} of its inputs.",
                 "",
                 f"Leave it out with options={{'disable': ['{self.name}']}}.",
             )

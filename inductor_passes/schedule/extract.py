@@ -1,6 +1,6 @@
 """Extract a schedule problem from an FX graph and its costs.
 
-Every node of the graph is a node of the problem. What only keeps order (``hazards.py``) goes
+Every node of the graph is a node of the problem. What only keeps order (``dependencies.py``) goes
 through a *token*, a node of no time and no bytes that stands for "has run": a dependency on the
 node itself would keep its value in memory.
 

@@ -248,7 +248,7 @@ class FollowSplit(Cutting):
     """Cut the launches that a plan cuts, in as many parts, which lie alike.
 
     The rank that made the plan may have other rows, so parts may be unequal here, and sizes symbols
-    (``rules/pieces.py``).
+    (``rules/rule.py``).
 
     Requires: launches that bear the numbers of the program's (``ranks/collective_trace.py``), and
               what ``SplitRegions`` requires.

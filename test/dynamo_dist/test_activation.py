@@ -170,8 +170,7 @@ def test_an_unsupported_torch_is_named(monkeypatch, version):
         dynamo_dist.enable()
     assert str(caught.value) == (
         f"dynamo_dist supports torch 2.13 to 2.15, but this is torch {version}. It changes parts "
-        "of "
-        "torch.compile that differ from version to version. Install a supported one: "
+        "of torch.compile that differ from version to version. Install a supported one: "
         'pip install "torch>=2.13,<2.16".'
     )
     assert not dynamo_dist.is_enabled()

@@ -241,9 +241,8 @@ def main() -> None:
     for row in found["rows"]:
         print(
             f"{row['link_over_compute']:.1f} {row['copies']:8} {row['variant']:13} step "
-            f"{row['step_ms']:.2f} ms, "
-            f"compute {row['compute_ms']:.2f}, link {row['link_ms']:.2f}: {row['over_longer']:.3f} "
-            "of the longer, "
+            f"{row['step_ms']:.2f} ms, compute {row['compute_ms']:.2f}, link "
+            f"{row['link_ms']:.2f}: {row['over_longer']:.3f} of the longer, "
             f"{row['hidden_share']:.2f} hidden, predicted {row['predicted_ms'] or 0:.2f}",
             flush=True,
         )

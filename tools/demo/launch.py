@@ -71,8 +71,7 @@ def watch(
             if time.monotonic() - start > deadline_s:
                 raise RanksFailed(
                     f"The ranks did not end within {deadline_s:.0f} s and were stopped. One of "
-                    "them "
-                    "hangs, or this machine is much slower than two cores: raise --deadline."
+                    "them hangs, or this machine is much slower than two cores: raise --deadline."
                 )
             if not any(work.glob("rank*.pid")) and time.monotonic() - spoken > BEAT_S:
                 spoken = time.monotonic()
@@ -82,8 +81,7 @@ def watch(
         if any(codes):
             raise RanksFailed(
                 f"A rank failed (exit codes {codes}); its error is above. If it speaks of a "
-                "timeout, "
-                "a rank hung or died: the one whose own error comes first."
+                "timeout, a rank hung or died: the one whose own error comes first."
             )
     finally:
         stop(processes, work)

@@ -209,8 +209,7 @@ def show(results: dict) -> None:
     low, high = results["ratio_quartiles"]
     console.print(
         f"ours / upstream: {results['ratio_ours_to_upstream']:.3f} (quartiles {low:.3f} to "
-        f"{high:.3f}, "
-        f"{results['rounds']} rounds in turn); results "
+        f"{high:.3f}, {results['rounds']} rounds in turn); results "
         f"{'equal' if results['numbers_equal'] else 'DIFFER'}; launches and waits "
         f"{'stand' if results['order_kept'] else 'DO NOT stand'} in the generated code as scheduled"
     )

@@ -172,8 +172,7 @@ def training(results: dict[str, Any]) -> None:
     low, high = results["ratio_quartiles"]
     console.print(
         f"step, ours / upstream: {results['ratio_ours_to_upstream']:.3f} (quartiles {low:.3f} to "
-        f"{high:.3f}, "
-        f"{results['timed_steps']} steps in turn)"
+        f"{high:.3f}, {results['timed_steps']} steps in turn)"
     )
     console.print(f"eager and compiled {verdict} (limit {TOLERANCE:g}, no graph break)")
     for what in ("report", "trace"):

@@ -136,8 +136,7 @@ def in_context_parallel(
             f"context_parallel cannot compute attention with a mask on the CPU, by {op} in "
             f"{given['query'].placements}.",
             "Its parts of the sequence are not in the order of the sequence, which the mask is "
-            "for, and "
-            "torch passes keys around in a ring on CUDA alone.",
+            "for, and torch passes keys around in a ring on CUDA alone.",
             "Use CUDA, or keep the sequence whole on every rank: shard batch or heads.",
         )
     results = dtensor_dispatch.as_upstream(op, in_context_parallel, args, kwargs)

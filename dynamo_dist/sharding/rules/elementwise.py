@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from dynamo_dist.sharding.fallback import Decompose
 from dynamo_dist.sharding.rows import Call, P, R, Row, Rows, strategy
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
-from dynamo_dist.torch_compat import dtensor_specs as specs_compat
 
 
 def broadcast(call: Call) -> list[Row]:
@@ -80,15 +79,11 @@ POINTWISE: dict[str, Rows] = {
     # What torch's own decompositions are made of.
     **_each(
         "abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or "
-        "bitwise_xor "
-        "cbrt ceil conj_physical convert_element_type cos cosh digamma div eq erf erf_inv erfc "
-        "erfcx exp "
-        "exp2 expm1 floor fma fmax fmin fmod gcd ge gt hypot igamma igammac isfinite le lgamma log "
-        "log10 "
-        "log1p log2 lt maximum minimum mul ndtri ne neg nextafter pow reciprocal remainder round "
-        "rsqrt "
-        "shift_left shift_right_arithmetic sign signbit sin sinh sqrt sub tan tanh trunc where "
-        "zeta",
+        "bitwise_xor cbrt ceil conj_physical convert_element_type cos cosh digamma div eq erf "
+        "erf_inv erfc erfcx exp exp2 expm1 floor fma fmax fmin fmod gcd ge gt hypot igamma "
+        "igammac isfinite le lgamma log log10 log1p log2 lt maximum minimum mul ndtri ne neg "
+        "nextafter pow reciprocal remainder round rsqrt shift_left shift_right_arithmetic sign "
+        "signbit sin sinh sqrt sub tan tanh trunc where zeta",
         broadcast,
         "prims",
     ),
@@ -163,7 +158,7 @@ def copied(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
         ]
         pending = any(isinstance(each, Partial) for each in placements)
         # A mask belongs to one lookup, not to what it is copied over.
-        masked = any(specs_compat.is_masked(each) for each in placements)
+        masked = any(dtensor_specs.is_masked(each) for each in placements)
         kind = target.tensor_meta.dtype
         if pending and not (kind.is_floating_point or kind.is_complex) and alike == [False]:
             (source,) = sources
@@ -174,7 +169,7 @@ def copied(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
         if alike != [True] or not pending or masked:
             return decide(schema)
         kept = dtensor_specs.OpSpec(
-            output_specs=specs_compat.spec(target.mesh, placements),
+            output_specs=dtensor_specs.spec(target.mesh, placements),
             input_specs=[target, *sources],
             redistribute_cost=[[0.0], [0.0]],
         )
@@ -204,7 +199,7 @@ def fill_parts(self: DTensor, value: Any) -> DTensor:
     """
     everyones = [R if isinstance(each, Partial) else each for each in self.placements]
     known = torch.full_like(self._local_tensor, value)
-    self._local_tensor.copy_(specs_compat.relayout(known, self.device_mesh, everyones, self._spec))
+    self._local_tensor.copy_(dtensor_specs.relayout(known, self.device_mesh, everyones, self._spec))
     return self
 
 

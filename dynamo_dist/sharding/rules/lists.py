@@ -24,7 +24,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dynamo_dist.sharding.rules.reduction import is_extreme
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs, dtensor_strategies
-from dynamo_dist.torch_compat import dtensor_specs as specs_compat
 from dynamo_dist.torch_compat.patching import Patch
 
 Upstream = Callable[[], Any]
@@ -57,7 +56,7 @@ def run(
 
     The first argument of ``op`` is a list, and of each entry a result is computed by itself.
     """
-    unwrapped = None if specs_compat.is_observed() else _unwrap(args, kwargs)
+    unwrapped = None if dtensor_specs.is_observed() else _unwrap(args, kwargs)
     if unwrapped is None:
         return upstream()
     local, specs = unwrapped
@@ -77,7 +76,7 @@ def run(
         return upstream()
     answer.specs = specs
     found = op(*local, **kwargs)
-    return found if answer.results is None else specs_compat.wrap_all(found, answer.results)
+    return found if answer.results is None else dtensor_specs.wrap_all(found, answer.results)
 
 
 def _unwrap(
@@ -135,7 +134,7 @@ def _is_settled(spec: Any) -> bool:
     """Return whether each rank of the mesh, this one among them, has numbers of its own or whole
     ones.
     """
-    return all(type(p) in (Shard, Replicate) for p in spec.placements) and specs_compat.is_here(
+    return all(type(p) in (Shard, Replicate) for p in spec.placements) and dtensor_specs.is_here(
         spec.mesh
     )
 

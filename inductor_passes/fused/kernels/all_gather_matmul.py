@@ -417,8 +417,7 @@ def _check(
             f"all_gather_matmul got a {list(a.shape)} {a.dtype}, weights {given[0]}, "
             f"biases {given[1]} and activation {activation!r}.",
             f"It takes [rows, K] and one to {MAX_WEIGHTS} weights [K, N] of one dtype, a bias [N] "
-            "for "
-            f"each or none, and one of {', '.join(ACTIVATIONS)}.",
+            f"for each or none, and one of {', '.join(ACTIVATIONS)}.",
             "Cast to one dtype and reshape to two dimensions first.",
         )
 

@@ -248,8 +248,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_size: int) ->
     if not fits:
         raise KernelError(
             f"matmul_reduce_scatter got a {list(a.shape)} {a.dtype}, b {list(b.shape)} {b.dtype} "
-            "and "
-            f"{reduce_op!r} on {group_size} ranks.",
+            f"and {reduce_op!r} on {group_size} ranks.",
             "It takes [rows, K] and [K, N] of one dtype, rows that all ranks share evenly, and sum "
             "or avg.",
             "Cast to one dtype, and pad the rows to a multiple of the ranks.",

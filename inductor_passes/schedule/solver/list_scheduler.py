@@ -1,10 +1,9 @@
 """List scheduling with one compute stream, a channel per group, buckets, and a memory budget.
 
 Time runs forwards. Whenever the compute stream is free, the ready task of least latest start runs;
-before it starts, every channel that would fall idle under it is given its most urgent launches. Its
-parts: what becomes ready when (``arrivals.py``), which compute may run (``ready.py``), which
-launches queue where (``channels.py``), how far the program is (``progress.py``), and what has run
-when (``history.py``).
+before it starts, every channel that would fall idle under it is given its most urgent launches. The
+state is in small classes: what becomes ready when, which compute may run, which launches queue
+where, how far the program is, what has run when, and how much memory is live.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Rules:
     ``rise_ahead``: how far ahead memory is kept free for the program's own order.
     ``merge``: weight of link time against copying when launches are merged; 0 never merges.
     ``busy``: for which part of the lower bound a channel may be busy before launches that merging
-        would help wait for one another (``collect.py``); 0 never holds any back.
+        would help wait for one another (``bucketing.py``); 0 never holds any back.
     ``patience``: idle for a more urgent task that becomes ready within this part of the other one's
         time.
     """
@@ -421,7 +420,7 @@ class Limits:
     """``cap_bytes``: of live memory. ``rises``: per task, to be left free for the program's order.
 
     ``scale_us``: the time that parts in ``Rules`` are parts of. ``enough``: the payloads for which
-        launches wait for one another (``collect.py``). ``worth_us``: a draft that will end later
+        launches wait for one another (``bucketing.py``). ``worth_us``: a draft that will end later
         than that is given up.
     ``tail``: per task, what must come after its end (us).
     """

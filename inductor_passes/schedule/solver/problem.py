@@ -2,7 +2,7 @@
 answers it.
 
 Plain data, no torch: what runs where, for how long, what depends on what, and how much memory each
-value holds. ``json_format.py`` reads and writes both as JSON.
+value holds. ``problem_file.py`` reads and writes both as JSON.
 
 The rules of execution: one compute stream, in schedule order. One channel per process group, first
 in, first out, in schedule order. A launch starts when all compute before it has finished and its
@@ -171,8 +171,8 @@ class Exposed:
 class Solution:
     """An order and buckets, and what they are worth.
 
-    Times in microseconds. ``bound_us``: no schedule is shorter (``bound.py``). ``own_bound_us``:
-    the same, sharper (``own_bound.py``). ``gap``: ``makespan_us / bound_us - 1``.
+    Times in microseconds. ``bound_us``: no schedule is shorter (``lower_bound.py``).
+    ``own_bound_us``: the same, sharper. ``gap``: ``makespan_us / bound_us - 1``.
     ``cap_bytes``: the memory cap that was asked for. ``peak_bytes`` exceeds it only if the
         program's own order does and nothing leaner was found; then it is the least found.
         ``strategy``: what found it.

@@ -7,7 +7,7 @@ inputs stand first. Each join contracts edges into a group with no other way in,
 no other way out, so that no cycle can appear.
 
 A task is compute, or one launch with the cheap compute that only it needs. Expanding a sequence of
-tasks gives an order of the nodes (``expand.py``).
+tasks gives an order of the nodes (``expand`` in ``list_scheduler.py``).
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ def test_an_operator_without_a_strategy_is_gathered_and_says_so(ranks, caplog):
     (record,) = (r for r in caplog.records if r.name == fallback.__name__)
     assert record.getMessage() == (
         "aten._pdist_forward.default has no sharding strategy for (Shard(dim=0),): its arguments "
-        "are "
-        "gathered on every rank. dynamo_dist.sharding.register_rows gives it one."
+        "are gathered on every rank. dynamo_dist.sharding.register_rows gives it one."
     )
 
 
@@ -154,12 +153,9 @@ def test_random_numbers_on_gathered_arguments_are_refused(ranks):
         noise(split(torch.ones(4, 3), ranks, [Shard(0)]))
     assert str(caught.value) == (
         "dynamo_dist_test.noise.default draws random numbers and cannot run on (Shard(dim=0),). "
-        "Each "
-        "rank would draw its own: replicas would differ, and a pending sum would be drawn by none. "
-        "Draw on "
-        "the local tensors (tensor.to_local()), redistribute a pending sum first, or register a "
-        "strategy "
-        "with dynamo_dist.sharding.register_strategy."
+        "Each rank would draw its own: replicas would differ, and a pending sum would be drawn by "
+        "none. Draw on the local tensors (tensor.to_local()), redistribute a pending sum first, or "
+        "register a strategy with dynamo_dist.sharding.register_strategy."
     )
 
 
@@ -179,13 +175,10 @@ def test_an_operator_whose_schema_nothing_checks_is_refused(ranks, library):
         torch.ops.dynamo_dist_test_others.clear(x)
     assert str(caught.value) == (
         "dynamo_dist_test_others.clear.default has no sharding strategy for (Shard(dim=0),), and "
-        "it is "
-        "no operator of aten, prims or torch.library.custom_op. Nothing checks what its schema "
-        "says of "
-        "the arguments that it writes to, or that it computes the same on every rank's copy of "
-        "gathered "
-        "arguments. Give it local tensors (tensor.to_local(), tensor.full_tensor()), make it with "
-        "torch.library.custom_op, or register a strategy with "
+        "it is no operator of aten, prims or torch.library.custom_op. Nothing checks what its "
+        "schema says of the arguments that it writes to, or that it computes the same on every "
+        "rank's copy of gathered arguments. Give it local tensors (tensor.to_local(), "
+        "tensor.full_tensor()), make it with torch.library.custom_op, or register a strategy with "
         "dynamo_dist.sharding.register_strategy."
     )
 
