@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_in_the_interpreter(proof):
     pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", HERE / proof]
-    bench = HERE.parents[2] / "tools" / "bench"
+    bench = HERE.parents[3] / "tools" / "bench"
     path = os.pathsep.join([str(HERE), str(bench), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

@@ -3,7 +3,7 @@ and in which order.
 
 Times mean nothing here. Numbers do: the emulated link sets flags, the kernel waits for them, errors
 are found. By hand: TRITON_INTERPRET=1 PYTHONPATH=tools/bench pytest
-test/inductor_passes/kernels/check_bench.py
+test/inductor_passes/fused/kernels/check_bench.py
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Every kernel in Triton's interpreter against its eager reference; ``test_interpreted.py`` runs
 this.
 
-By hand: TRITON_INTERPRET=1 pytest test/inductor_passes/kernels/check_numbers.py
+By hand: TRITON_INTERPRET=1 pytest test/inductor_passes/fused/kernels/check_numbers.py
 """
 
 import pytest

@@ -1,6 +1,6 @@
 """The protocol under random arrival orders, and planted faults that must be noticed.
 
-By hand: TRITON_INTERPRET=1 pytest test/inductor_passes/kernels/check_protocol.py
+By hand: TRITON_INTERPRET=1 pytest test/inductor_passes/fused/kernels/check_protocol.py
 """
 
 import functools

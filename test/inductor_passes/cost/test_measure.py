@@ -17,7 +17,7 @@ from inductor_passes.cost.collectives import GroupShape, collective_us
 from inductor_passes.cost.measure_device import CpuClock, measure_device, typical_us
 from inductor_passes.cost.measured_topology import run_ranks
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 MEASURE = ("-m", "inductor_passes", "costs", "measure")
 
 

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from inductor_passes.fused.kernels import device, tiles
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 sys.path.append(str(ROOT / "tools" / "bench"))
 from machine_code import ahead, builds, hoisting  # noqa: E402 - tools are no package
 

@@ -248,7 +248,7 @@ SOLVE = (
 
 def test_the_solver_needs_no_torch_and_no_hash_order():
     def run(seed):
-        command = [sys.executable, "-c", SOLVE, str(Path(__file__).parents[1])]
+        command = [sys.executable, "-c", SOLVE, str(Path(__file__).parent)]
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         return subprocess.run(
             command, env=environment, check=True, capture_output=True, timeout=60
