@@ -8,17 +8,22 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils._mode_utils import no_dispatch
 
 from inductor_passes.torch_compat import scoped
-from inductor_passes.torch_compat.inductor import inductor_config
+from inductor_passes.torch_compat.inductor import inductor_config, run_post_grad
 
 
 def fake_tensor_mode() -> Any:
     """A mode in which new tensors have shapes and no storage; what depends on their numbers is a
     symbol. Seen in 2.11 to 2.15.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy
 
     return FakeTensorMode(shape_env=ShapeEnv())
 
@@ -27,8 +32,6 @@ def numbers_of(value: torch.Tensor) -> Any:
     """Return what a tensor that is no fake one holds, also while a mode of fake ones is on.
     ``no_dispatch`` was seen in 2.11 to 2.14.
     """
-    from torch.utils._mode_utils import no_dispatch
-
     with no_dispatch():
         return value.detach().tolist()
 
@@ -38,9 +41,6 @@ def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
 
     ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._mode_utils import no_dispatch
-
     if not isinstance(value, FakeTensor):
         return torch.empty_like(value)
     with no_dispatch():
@@ -54,9 +54,6 @@ def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> to
     ``behind`` counts from the start of ``source``. None if either is no fake tensor. ``FakeTensor``
     was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._mode_utils import no_dispatch
-
     if not isinstance(value, FakeTensor) or not isinstance(source, FakeTensor):
         return None
     place = int(source.storage_offset()) + behind
@@ -83,8 +80,6 @@ def run_on_local_tensors(
 
     ``LocalTensorMode`` was seen in 2.11 to 2.15.
     """
-    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
-
     with LocalTensorMode(world_size):
         results = call(*(LocalTensor(dict(of_ranks)) for of_ranks in arguments))
     flat = results if isinstance(results, (list, tuple)) else [results]
@@ -95,9 +90,6 @@ def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Give every node a fake value, ``meta["val"]``, from those of the graph's inputs. Seen in
     2.11 to 2.15.
     """
-    from torch._guards import detect_fake_mode
-    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-
     prop = FakeTensorProp(gm, detect_fake_mode(inputs))
     mode: Any = prop._mode
     fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -112,19 +104,13 @@ def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) ->
     """Run upstream's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to
     2.15.
     """
-    from torch._guards import detect_fake_mode
-    from torch._inductor.fx_passes.post_grad import post_grad_passes
-    from torch._inductor.virtualized import V
 
     def stop(graph: fx.Graph) -> None:
         raise _Reached
 
     config: Any = inductor_config()
-    with config.patch(post_grad_custom_post_pass=stop), V.set_fake_mode(detect_fake_mode(inputs)):
-        try:
-            post_grad_passes(gm, is_inference)
-        except _Reached:
-            return
+    with config.patch(post_grad_custom_post_pass=stop), contextlib.suppress(_Reached):
+        run_post_grad(gm, inputs, is_inference)
 
 
 @contextlib.contextmanager
@@ -133,13 +119,11 @@ def backward_at_once() -> Iterator[None]:
 
     ``force_non_lazy_backward_lowering`` was seen in 2.11 to 2.15.
     """
-    from torch._functorch import config
-
     name = "force_non_lazy_backward_lowering"
-    if not hasattr(config, name):
+    if not hasattr(functorch_config, name):
         yield
         return
-    with config.patch({name: True}):
+    with functorch_config.patch({name: True}):
         yield
 
 
@@ -167,7 +151,7 @@ def merged_without(
     ``partitioners.fx_graph_cse`` and ``compile_utils.rand_ops`` were seen in 2.11 to 2.15; where
     they are missing, upstream's way stays.
     """
-    from torch._functorch import compile_utils, partitioners
+    from torch._functorch import compile_utils, partitioners  # loads Inductor
 
     if not hasattr(compile_utils, "rand_ops"):
         yield
@@ -201,7 +185,7 @@ def before_partition(
 
     ``compile_fx.partition_fn`` was seen in 2.11 to 2.15; where it is missing, nobody asks.
     """
-    from torch._inductor import compile_fx
+    from torch._inductor import compile_fx  # loads all of it
 
     def asking(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def partition(gm: fx.GraphModule, *args: Any, **how: Any) -> Any:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._library import fake_class_registry
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 _KNOWN = {"torch", "dynamo_dist", "inductor_passes", *sys.stdlib_module_names}
 _OF_MESHES = ("get_rank", "get_local_rank", "_sym_get_coordinate")
@@ -87,8 +88,6 @@ def strategies_are_known() -> bool:
     ``ShardingPropagator.op_to_rules``, ``op_strategy_funcs`` and ``op_single_dim_strategy_funcs``
     were seen in 2.11 to 2.14; ``register_sharding`` puts partial functions there.
     """
-    from torch.distributed.tensor import DTensor
-
     propagator = DTensor._op_dispatcher.sharding_propagator
     tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
     found = [each for name in tables for each in getattr(propagator, name, {}).values()]
@@ -146,8 +145,6 @@ def _change(undo: contextlib.ExitStack) -> None:
 
 def forget_layouts() -> None:
     """Forget what DTensor remembers of layouts on this thread: it finds all of it again."""
-    from torch.distributed.tensor import DTensor
-
     torch._C._clear_DTensor_sharding_propagator_cache()
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     remembering = [getattr(propagate, "cache", None)]
@@ -243,8 +240,6 @@ def _is_even(shape: Sequence[Any], mesh_shape: Sequence[int], placements: Sequen
     """Return whether all ranks have shards of one shape: plain shards whose dimensions divide by
     the ranks that share them.
     """
-    from torch.distributed.tensor import Shard
-
     ranks = [1] * len(shape)
     for placement, count in zip(placements, mesh_shape, strict=True):
         if type(placement) is Shard:
