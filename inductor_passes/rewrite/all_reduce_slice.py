@@ -29,8 +29,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import aten, emit, erase_unused, replace, static_shape
-from inductor_passes.graph_pass import Numerics, PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import Numerics, PassStats, Rewrite
 from inductor_passes.rewrite.inner_dimensions import cut_first
 from inductor_passes.torch_compat.c10d import group_ranks, known_groups
 

@@ -13,9 +13,8 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import aten, emit, replace
-from inductor_passes.graph_pass import PassStats
+from inductor_passes.graph_pass import PassStats, Rewrite
 from inductor_passes.rewrite.all_reduce_slice import OwnChunk, erase_chunks, own_chunks
-from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.inner_dimensions import (
     CONTIGUOUS,
     Gathered,

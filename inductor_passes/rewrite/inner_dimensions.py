@@ -28,8 +28,7 @@ from inductor_passes.graph.edit import (
     static_shape,
     tensor,
 )
-from inductor_passes.graph_pass import Numerics, PassContext, PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import Numerics, PassContext, PassStats, Rewrite
 
 CONTIGUOUS = {"memory_format": torch.contiguous_format}
 

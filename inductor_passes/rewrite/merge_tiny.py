@@ -22,8 +22,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import relink
 from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
-from inductor_passes.graph_pass import Numerics, PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import Numerics, PassStats, Rewrite
 
 c10d = torch.ops._c10d_functional
 HELD = 4  # times tiny_bytes: what one launch may gather

@@ -21,8 +21,7 @@ from inductor_passes.graph.edit import (
     replace,
     tensor,
 )
-from inductor_passes.graph_pass import PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import PassStats, Rewrite
 
 # Collectives that place elements and compute nothing.
 MOVING_KINDS = ("all_gather", "all_to_all", "broadcast")

@@ -20,8 +20,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import replace
-from inductor_passes.graph_pass import PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import PassStats, Rewrite
 from inductor_passes.torch_compat.aot import merged_without
 
 SHARED_KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")

@@ -15,7 +15,7 @@ from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._mode_utils import no_dispatch
 
-from inductor_passes.torch_compat import scoped
+from inductor_passes.torch_compat import wrapped
 from inductor_passes.torch_compat.inductor import inductor_config, run_post_grad
 
 
@@ -172,7 +172,7 @@ def merged_without(
 
         return changed
 
-    with scoped.wrapped(partitioners, "fx_graph_cse", merging):
+    with wrapped(partitioners, "fx_graph_cse", merging):
         yield
 
 
@@ -194,5 +194,5 @@ def before_partition(
 
         return partition
 
-    with scoped.wrapped(compile_fx, "partition_fn", asking):
+    with wrapped(compile_fx, "partition_fn", asking):
         yield

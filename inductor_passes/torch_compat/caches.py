@@ -18,7 +18,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch.distributed.device_mesh import DeviceMesh
 
-from inductor_passes.torch_compat import scoped
+from inductor_passes.torch_compat import wrapped
 from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
 from inductor_passes.torch_compat.meshes import unpickled_as, without_places
 
@@ -91,7 +91,7 @@ def lowered_entries(missed: Callable[[str], bool]) -> Iterator[None]:
 
         return load_with_key
 
-    with scoped.wrapped(FxGraphCache, "load_with_key", looking_again):
+    with wrapped(FxGraphCache, "load_with_key", looking_again):
         yield
 
 
@@ -205,8 +205,8 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
         return make_key
 
     with (
-        scoped.wrapped(autograd_cache.AOTAutogradCache, "_lookup", looking_again),
-        scoped.wrapped(autograd_cache, "autograd_cache_key", noting),
+        wrapped(autograd_cache.AOTAutogradCache, "_lookup", looking_again),
+        wrapped(autograd_cache, "autograd_cache_key", noting),
     ):
         yield noted
 
