@@ -144,7 +144,9 @@ class AllReduceSlice(Rewrite):
             saved += payload_bytes(launch) * (ranks - 1) // ranks
             operation, group = reduce_op(launch), group_name(launch)
             with graph.inserting_before(launch):
-                source = cut_first(graph, launch.args[0], dim, ranks, launch)  # type: ignore[arg-type]
+                whole = launch.args[0]
+                assert isinstance(whole, fx.Node)
+                source = cut_first(graph, whole, dim, ranks, launch)
                 args = (source, operation, ranks, launch.args[2])
                 scattered = emit(graph, c10d.reduce_scatter_tensor.default, args, launch)
             assert group == group_name(scattered)

@@ -96,7 +96,7 @@ class ComposeRedistributes(Rewrite):
             if shard_2 == gather:
                 result = emit(graph, aten.clone.default, (source,), second, CONTIGUOUS)
             else:
-                result = emit(graph, second.target, (source, gather, shard_2, group), second)  # type: ignore[arg-type]
+                result = emit(graph, second.target, (source, gather, shard_2, group), second)
         replace(second, result, self.name)
         graph.erase_node(second)
         graph.erase_node(first)

@@ -130,7 +130,7 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
         payload = emit(graph, aten.cat.default, (flat, 1) if scatters else (flat,), last)
         if scatters:
             payload = emit(graph, aten.reshape.default, (payload, [-1]), last)
-        launched = emit(graph, last.target, (payload, *last.args[1:]), last)  # type: ignore[arg-type]
+        launched = emit(graph, last.target, (payload, *last.args[1:]), last)
         launched.meta[MEMBERS] = numbers_of(bucket)
         arrived = emit(graph, c10d.wait_tensor.default, (launched,), last)
         if gathers:

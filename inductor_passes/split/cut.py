@@ -26,7 +26,7 @@ from inductor_passes.split.rules.rule import (
     SUM,
     Cut,
     InParts,
-    One,
+    Place,
     has_equal,
     is_broadcast,
     known,
@@ -131,7 +131,7 @@ class Cutter:
             args = node.args
         return fx.node.map_arg(args, read), fx.node.map_arg(node.kwargs, read)
 
-    def _part(self, node: fx.Node, cut: One, i: int) -> fx.Node:
+    def _part(self, node: fx.Node, cut: Place, i: int) -> fx.Node:
         """Part ``i`` of a value: as it was computed, or a slice of all of it."""
         if node in self._parts:
             place = self._region.places[node]

@@ -130,7 +130,9 @@ def fold(graph: fx.Graph) -> Folded:
         if node in read:
             copies[node] = made.node_copy(node)
     for node in kept:
-        copies[node] = made.node_copy(node, lambda used, by=inputs[node]: copies[by[used]])  # type: ignore[misc]
+        source_of = inputs[node]
+        # The lambda is called before the next node binds ``source_of`` anew.
+        copies[node] = made.node_copy(node, lambda used: copies[source_of[used]])  # noqa: B023
     output = graph.output_node()
     made.output(tuple(copies[node] for node in output.all_input_nodes if node in copies))
     most = max(found, key=lambda stretch: stretch.layers)

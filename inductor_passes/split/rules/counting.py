@@ -62,8 +62,9 @@ def keys_of(node: fx.Node) -> fx.Node:
     while node.target in _SAME or _takes_all(node):
         source = node.args[0]
         made, given = tensor(node), tensor(source)
-        exact = made is not None and given is not None and made.dtype in _EXACT
-        if not exact or (given.dtype not in _WHOLE and given.dtype != made.dtype):  # type: ignore[union-attr]
+        if made is None or given is None or made.dtype not in _EXACT:
+            break
+        if given.dtype not in _WHOLE and given.dtype != made.dtype:
             break
         assert isinstance(source, fx.Node)
         node = source
@@ -341,7 +342,9 @@ def condition(node: fx.Node, places: Places, parts: int) -> InParts:
     checks = all(user.target is aten._assert_scalar.default for user in node.users)
     if checks and isinstance(other, fx.Node) and isinstance(place, Addends):
         return _both(node, place, places)
-    if not checks or not isinstance(place, Addends) or not isinstance(other, int):
+    if not checks or not isinstance(size, fx.Node) or not isinstance(place, Addends):
+        raise EndsError("it compares the sum over all parts")
+    if not isinstance(other, int):
         raise EndsError("it compares the sum over all parts")
     if place.counts is None and place.total is None:
         raise EndsError("it compares the sum over all parts")
@@ -352,7 +355,7 @@ def condition(node: fx.Node, places: Places, parts: int) -> InParts:
         args = (size, other // parts)
     elif (node.target is operator.ge and other > 0) or (node.target is operator.gt and other >= 0):
         raise EndsError("it compares the sum over all parts")
-    return InParts(Condition(), {size: place}, args)  # type: ignore[dict-item]
+    return InParts(Condition(), {size: place}, args)
 
 
 def _both(node: fx.Node, place: Addends, places: Places) -> InParts:

@@ -60,7 +60,7 @@ def sort(node: fx.Node, places: Places, parts: int) -> InParts:
     if isinstance(place.rows, Base) and place.points is None and place.by is not None:
         raise EndsError("it sorts rows that were sorted and put back")
     descending = bool(argument(node, "descending"))
-    reads: dict[fx.Node, Any] = {source: places[source]}
+    reads: dict[fx.Node, Place] = {source: places[source]}
     if place.points is not None:
         if not place.permutes or descending:
             raise EndsError("it sorts places of rows that are not all places")
@@ -129,10 +129,10 @@ def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
         if picks or place.dim == at or place.points is not None:
             raise EndsError("it looks up rows of a part by places of the whole")
         moved = place.moved(rank - 1 if place.dim > at else 0)
-        return InParts(settled(node, moved), {table: places[table]})  # type: ignore[dict-item]
+        return InParts(settled(node, moved), {table: places[table]})
     order = lying(by, places[by])
     made = order if picks else order.moved(at)
-    reads: dict[fx.Node, Any] = {by: places[by]}
+    reads: dict[fx.Node, Place] = {by: places[by]}
     if picks and order.dim != at:
         return _picked(node, table, order, places)
     if order.points is None:
@@ -170,7 +170,7 @@ def _picked(node: fx.Node, table: fx.Node, order: Routed, places: Places) -> InP
         raise EndsError(routed.UNLIKE)
     rows = agreed((place.rows, order.rows))
     made = Routed(order.dim, rows, by=place.keys or order.keys)
-    return InParts(settled(node, made), dict(places))  # type: ignore[arg-type]
+    return InParts(settled(node, made), dict(places))
 
 
 def _put_at(node: fx.Node) -> tuple[int, fx.Node, fx.Node, bool, bool]:
@@ -207,7 +207,7 @@ def put_back(node: fx.Node, places: Places, parts: int) -> InParts:
     order = lying(by, places[by])
     if order.dim != (at if single else 0):
         raise EndsError("it puts along another dimension than that of the rows")
-    reads: dict[fx.Node, Any] = {by: places[by]}
+    reads: dict[fx.Node, Place] = {by: places[by]}
     if values in places:
         place = lying(values, places[values])
         if place.dim != at or place.points is not None:
@@ -239,11 +239,13 @@ def repeat(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("it repeats as often as values say that are not counts of keys")
     if counts.at is not None or extents(repeats) != (counts.groups,):
         raise EndsError("it repeats as often as values say that are not counts of keys")
-    reads: dict[fx.Node, Any] = {repeats: place}
+    reads: dict[fx.Node, Place] = {repeats: place}
     total = places.get(size) if isinstance(size, fx.Node) else None
-    if not isinstance(total, Addends) or total.total != count_of(counts.rows):
+    if not isinstance(size, fx.Node) or not isinstance(total, Addends):
         raise EndsError("its size is not the number of all rows")
-    reads[size] = total  # type: ignore[index]
+    if total.total != count_of(counts.rows):
+        raise EndsError("its size is not the number of all rows")
+    reads[size] = total
     return InParts(Routed(0, counts.rows, by=place.keys, labels=counts), reads)
 
 
@@ -267,7 +269,7 @@ def exchange_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     if not same or here.group or there.group != group or here.every or there.every:
         raise EndsError("what it sends and what it gets are not counts of the same keys")
     agreed((place.rows, sent.rows))
-    reads: dict[fx.Node, Any] = {source: places[source]}
+    reads: dict[fx.Node, Place] = {source: places[source]}
     reads |= {n: places[n] for n in node.all_input_nodes if n is not source}
     count = count_of(got.rows)
     rows = count.size // parts if isinstance(count, Base) else None

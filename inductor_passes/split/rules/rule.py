@@ -140,7 +140,7 @@ class InParts:
     """
 
     out: Place | Literal["sum"]
-    reads: Mapping[fx.Node, One] = field(default_factory=dict)
+    reads: Mapping[fx.Node, Place] = field(default_factory=dict)
     args: tuple[Any, ...] | Callable[[SizeOf], tuple[Any, ...]] | None = None
     plus: Any = aten.add.Tensor
     mean: bool = False
