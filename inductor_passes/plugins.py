@@ -30,6 +30,7 @@ def load_plugins(
     """
     off = {name.strip() for name in os.environ.get(OFF, "").split(",")}
     failures = {}
+    # Sorted: ranks whose installations list plugins differently must still run them in one order.
     for entry in sorted(importlib.metadata.entry_points(group=group)):
         if entry.name in off:
             log.info("The plugin %s is off, by %s.", entry.name, OFF)

@@ -66,8 +66,11 @@ class ComposeRedistributes(Rewrite):
         shard = launch.args[0]
         assert isinstance(shard, fx.Node)
         payload = payload_bytes(launch)
+        # Gathered and cut along one dimension by one group: every rank has its own chunk already.
         if dims == {whole.dim}:
             with graph.inserting_before(chunks[0].node):
+                # A copy, because the chunk was memory of its own: a reader may write to it, or want
+                # it contiguous.
                 own = emit(graph, aten.clone.default, (shard,), launch, CONTIGUOUS)
             counters["gathers_removed"] += 1
             counters["bytes_saved"] += payload * (ranks - 1)
@@ -89,6 +92,7 @@ class ComposeRedistributes(Rewrite):
             return
         source, gather, shard, group = first.args
         _, gather_2, shard_2, group_2 = second.args
+        # Only where the second takes apart the dimension that the first put together, on one group.
         if gather_2 != shard or group != group_2 or not isinstance(source, fx.Node):
             return
         counters["bytes_saved"] += payload_bytes(first)

@@ -58,6 +58,8 @@ class ShareLaunches(Rewrite):
                 continue
             position = position or {node: i for i, node in enumerate(graph.nodes)}
             wait, own = waits_of(first)[0], waits_of(launch)[0]
+            # The first launch's wait may stand below the second's: it moves up, since its value is
+            # needed there.
             if position[wait] > position[own]:
                 own.prepend(wait)
                 position[wait] = position[own]

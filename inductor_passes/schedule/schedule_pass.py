@@ -375,6 +375,8 @@ class ScheduleGraph(GraphPass):
 
     def _applied(self, graph: fx.Graph, extracted: Extracted, solution: Solution) -> Timeline:
         """A solution as it runs, seen on a copy of the graph."""
+        # On a copy, because a bucket's real memory shows only in the graph, and a rejected trial
+        # must leave no trace.
         trial = copy.deepcopy(graph)
         twin = dict(zip(graph.nodes, trial.nodes, strict=True))
         nodes = tuple(None if node is None else twin[node] for node in extracted.nodes)

@@ -44,6 +44,8 @@ def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
     if not isinstance(value, FakeTensor):
         return torch.empty_like(value)
     with no_dispatch():
+        # A fake tensor is a meta tensor with a device of its own: made directly, no mode records it
+        # and no operator is dispatched.
         elem = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         return FakeTensor(value.fake_mode, elem, value.device)
 
@@ -56,6 +58,7 @@ def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> to
     """
     if not isinstance(value, FakeTensor) or not isinstance(source, FakeTensor):
         return None
+    # The offset of a tensor counts from its storage, and ``behind`` from the tensor.
     place = int(source.storage_offset()) + behind
     with no_dispatch():
         elem = torch.empty(0, dtype=value.dtype, device="meta")
@@ -119,6 +122,8 @@ def backward_at_once() -> Iterator[None]:
 
     ``force_non_lazy_backward_lowering`` was seen in 2.11 to 2.15.
     """
+    # AOTAutograd leaves a backward graph with symbolic sizes uncompiled until its first call. Its
+    # caller may be past launches of the forward graph by then, for which peers still wait.
     name = "force_non_lazy_backward_lowering"
     if not hasattr(functorch_config, name):
         yield
@@ -160,6 +165,8 @@ def merged_without(
     def merging(upstream: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
         def merged(graph: fx.Graph, **how: Any) -> fx.Graph:
             before = compile_utils.rand_ops
+            # ``fx_graph_cse`` never merges what is in ``rand_ops``: it is the only list of
+            # exceptions that it has.
             compile_utils.rand_ops = [*before, *apart(graph)]
             try:
                 return upstream(graph, **how)
@@ -168,6 +175,8 @@ def merged_without(
 
         def changed(graph: fx.Graph, **how: Any) -> fx.Graph:
             found = merged(graph, **how)
+            # What ``again`` has replaced may leave equal nodes behind, which are merged by a second
+            # run.
             return merged(found, **how) if again(found) else found
 
         return changed

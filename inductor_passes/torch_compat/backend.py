@@ -82,6 +82,7 @@ def take(taker: Taker) -> Callable[[], None]:
         "apply_options": _reads(taker, owner.apply_options),
     }
     by_name = _by_name(taker, table["inductor"])
+    # From ``vars``, so that ``undo`` puts back what was in the class and not a bound method.
     methods, function = {name: vars(owner)[name] for name in made}, table["inductor"]
 
     def undo() -> None:
@@ -109,6 +110,7 @@ def _asks(taker: Taker, upstream: Any) -> Any:
         def as_torch() -> Any:
             return upstream(self, model_, inputs_, **how)
 
+        # An argument of a later torch that is not known here: torch's own way is right for it.
         if _is_ahead_of_time(self) or how.keys() - {"config_patches"}:
             return as_torch()
         return taker.compile(

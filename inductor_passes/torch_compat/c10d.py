@@ -157,6 +157,7 @@ def reads_default_group() -> Callable[[], Any]:
     ``_world.default_pg`` was seen in 2.11 to 2.15.
     """
     world = _python_c10d._world
+    # ``_world`` itself stays the same for the life of a process; its default group changes.
     return lambda: world.default_pg
 
 
@@ -190,6 +191,7 @@ def _after_fork() -> None:
     _parents_group = default_group()
 
 
+# Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
@@ -269,11 +271,14 @@ def common_name(name: str) -> str:
     group = default_group()
     if group is None or not _is_one_rank_a_process(group):
         return name
+    # The default group is a new one: names are of a job before in this process, as in tests.
     if not _named or _named[0] is not group:
         _common.clear()
         _named[:] = [group]
     if name not in _common:
         for each, own in list(_python_c10d._world.pg_names.items()):
+            # Groups in the order in which this process made them, so that two ranks that made
+            # theirs in one order count alike.
             if own not in _common:
                 _common[own] = own if each is group else _register(each, len(_common))
     return _common.get(name, name)

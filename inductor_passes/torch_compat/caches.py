@@ -68,6 +68,8 @@ def keyed_by_rank(wanted: bool = True) -> Iterator[None]:
         return
     mark = f" rank {global_rank()} of {world_size()}"
     tag = f"{config.cache_key_tag.removesuffix(mark)}{mark if wanted else ''}"
+    # Not ``config.patch``: it marks the tag as set by the user once it restores, and that is part
+    # of cache keys.
     restore = config._make_closure_patcher(cache_key_tag=tag)()
     try:
         yield
@@ -87,6 +89,8 @@ def lowered_entries(missed: Callable[[str], bool]) -> Iterator[None]:
     def looking_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def load_with_key(key: str, *args: Any, **kwargs: Any) -> Any:
             found = upstream(key, *args, **kwargs)
+            # The second look finds what ``missed`` has put there meanwhile, such as another rank's
+            # entry.
             return upstream(key, *args, **kwargs) if found[0] is None and missed(key) else found
 
         return load_with_key
@@ -151,6 +155,8 @@ class TracedEntries:
     def ask(self, key: str) -> None:
         """The cache is asked for a key; the first is the graph's."""
         if not self.key:
+            # Other processes may write under the same key. What was there before is not this
+            # compile's.
             self.key, self._before = key, set(_files(traced_entries_of(key)))
 
     def key_of_all_ranks(self) -> str:
@@ -173,6 +179,7 @@ class TracedEntries:
         folder = traced_entries_of(self.key)
         new = [name for name in _files(folder) if name not in self._before]
         try:
+            # With several new files nobody knows which one is of this compile.
             return Path(folder, new[0]).read_bytes() if len(new) == 1 else None
         except OSError:
             return None
@@ -235,5 +242,7 @@ def put_own_entry(key: str, entry: bytes, meshes: Mapping[str, DeviceMesh]) -> N
     Raises UnknownMeshError, OSError, and whatever a damaged entry makes of its own bytes.
     """
     with unpickled_as(meshes):
+        # Unpickled and pickled again, because the entry holds meshes of the rank that made it:
+        # coordinates are burnt into its graphs' guards.
         content = pickle.dumps(pickle.loads(entry))
     _write(traced_entries_of(key), content)

@@ -69,6 +69,7 @@ def compile_again() -> None:
 
     ``TracingContext.output_strides`` was seen in 2.11 to 2.15.
     """
+    # Inductor asserts that the list is empty before it puts the strides of a compile there.
     strides = getattr(trace_in_work(), "output_strides", None)
     if strides:
         strides.clear()
@@ -134,6 +135,7 @@ def frame_in_work() -> tuple[bool, str]:
     reason = getattr(output, "compile_subgraph_reason", None)
     found = resumed or bool(getattr(reason, "graph_break", False)), root_of(_called(code, local))
     if trace is not None:
+        # Kept on the trace: the backward graph is compiled after Dynamo has left the frame.
         trace.dist_frame = found
     return found
 
@@ -208,6 +210,7 @@ def guard_frame(check: Callable[[], bool]) -> None:
 def _HOLDS(builder: Any, guard: Any, *, check: Callable[[], bool]) -> None:
     from torch._dynamo.guards import get_verbose_code_parts  # loads all of Dynamo
 
+    # Dynamo shows this text where it explains a recompile.
     code = get_verbose_code_parts("the order of launches is still that of all ranks", guard)
     builder.guard_manager.root.add_lambda_guard(lambda _: check(), code, guard.user_stack)
 

@@ -59,6 +59,8 @@ def values_set() -> dict[str, str]:
     """What is set otherwise than torch has it, by dotted key; no functions and objects, which
     have no stable text.
     """
+    # ``repr`` of a function or an object has its address, which differs between processes: such
+    # values cannot be part of a key.
     texts = {key: repr(get_config(key)) for key in config_keys() if is_config_set(key)}
     return {key: text for key, text in texts.items() if " at 0x" not in text}
 
@@ -177,6 +179,7 @@ def compile_fx(
     """
     from torch._inductor.compile_fx import compile_fx as upstream  # loads all of Inductor
 
+    # Passed only where it is wanted: torch 2.11 has no such argument.
     named: dict[str, Any] = {} if region is None else {"compile_region_name": region}
     compiled: Any = upstream(
         gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches), **named
@@ -226,6 +229,8 @@ def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
 
     def boxed(given: list[Any]) -> Any:
         arguments = list(given)
+        # The boxed convention: the caller's list is emptied, so that inputs can die while the graph
+        # runs.
         given.clear()
         return gm(*arguments)
 

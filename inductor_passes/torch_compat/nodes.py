@@ -21,6 +21,8 @@ def size_hint(size: int | torch.SymInt) -> int:
     """
     if isinstance(size, int):
         return size
+    # A symbol of a traced input has the value that was seen. One that depends on data, as a count
+    # of tokens, has none.
     hint = getattr(size.node, "hint", None)
     return int(hint) if hint is not None else _expected_of(size)
 

@@ -138,6 +138,7 @@ def _change(undo: contextlib.ExitStack) -> None:
     _replace(undo, dist.ProcessGroup, "rank", _noting)
     # A stand-in for an input has the values of its members, of which traced code asks methods.
     _replace(undo, fake_class_registry, "maybe_to_fake_obj", _unnoted)
+    # Not imported for this: where DTensor is not in use nobody reads its shapes.
     utils = sys.modules.get(f"{_LAYOUTS}._utils")
     if hasattr(utils, _LOCAL_SHAPE):
         _replace(undo, utils, _LOCAL_SHAPE, _of_even)
@@ -150,6 +151,8 @@ def forget_layouts() -> None:
     remembering = [getattr(propagate, "cache", None)]
     for name, module in list(sys.modules.items()):
         if name.startswith(_LAYOUTS):
+            # DTensor caches layouts per rank and thread. A cached one would be found without a read
+            # of the rank that could be noticed.
             remembering += [each for each in vars(module).values() if _remembers(each)]
     for each in remembering:
         if each is not None:

@@ -67,6 +67,8 @@ def agreed(several: Iterable[Rows]) -> Rows:
     """Return the rows that values share. Raises EndsError if their orders or counts differ."""
     found = list(dict.fromkeys(several))
     ordered = [rows for rows in found if not isinstance(rows, Alike)]
+    # Rows of a chunk are in its own order: added elementwise to rows of another order, each would
+    # meet a stranger.
     if len(ordered) > 1 or len({count_of(rows) for rows in found}) > 1:
         raise EndsError(UNLIKE)
     return ordered[0] if ordered else found[0]
@@ -77,6 +79,8 @@ def sliced(node: fx.Node, dim: int, rows: Rows) -> Cut:
     equal.
     """
     base = count_of(rows) if filled_with(node) is not None else rows
+    # A whole value can be cut beside rows only in the order of the whole, or where all its elements
+    # are equal.
     if not isinstance(base, Base) or extents(node)[dim] != base.size:
         raise EndsError("it reads a whole value row by row, in an order that parts do not share")
     return Cut(dim, base.outer)
@@ -123,6 +127,7 @@ def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
     by = node.args[1] if len(node.args) > 1 else None
     rows = place.points
     if isinstance(rows, Base) and isinstance(by, int) and by > 0:
+        # With k rows a token, index // k names the token only if a chunk holds whole tokens.
         if rows.size // (rows.outer * parts) % by == 0:
             floors = node.target is aten.floor_divide.default or (
                 argument(node, "rounding_mode") == "floor"
@@ -294,6 +299,7 @@ def reduce_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         return InParts(
             (made,) * len(several) if isinstance(several, (list, tuple)) else made, reads
         )
+    # A chunk may have got no rows at all from the router: the largest of nothing has no value.
     if node.target not in _OF_NONE:
         raise EndsError("it reduces over rows, of which a part may have none, and is no sum")
     return InParts(SUM, reads, plus=PLUS[node.target])

@@ -41,6 +41,8 @@ def taken_apart(node: fx.Node, places: Places, parts: int) -> InParts:
         return routed.along_rows(node, places, parts)
     count = len(node.meta["val"])
     counts = sizes_in_order(sizes, count, places)
+    # Sizes of the whole would cut a chunk's rows at wrong places: only counts of the keys they are
+    # sorted by follow the chunk.
     if counts is None or not counts.are_in(place.rows) or place.points is not None:
         raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
     share = counts.groups // count
@@ -96,6 +98,8 @@ def put_together(node: fx.Node, places: Places, parts: int) -> InParts:
     runs = [place.rows for place in found if isinstance(place.rows, Run)]
     of = {replace(run.counts, at=None) for run in runs}
     held = [i for run in runs for i in run.counts.at or ()]
+    # Together again the runs must be all runs, in order: only then the rows are those that were
+    # cut.
     if len(runs) < len(found) or len(of) != 1 or held != list(range(of.pop().groups)):
         raise EndsError("it joins rows of parts behind each other")
     rows = runs[0].of
@@ -121,6 +125,7 @@ def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
         if place is not None and (place.points is not None or not counts.are_in(place.rows)):
             raise EndsError("its rows are not sorted by the keys that are counted")
     reads: dict[fx.Node, Place] = dict(places)
+    # Rows times the weights of their run: each chunk has rows of every run, and reads all weights.
     if left is not None and right is None and left.dim == 0:
         return InParts(Routed(0, left.rows, by=left.keys), reads)
     if left is None or right is None or (left.dim, right.dim) != (1, 0):
