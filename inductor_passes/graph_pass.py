@@ -206,12 +206,13 @@ class Rewrite(GraphPass):
                 self._check(node)
 
     def _check(self, node: fx.Node) -> None:
-        said, true = node.meta.get("val"), computed(node)
-        if not isinstance(said, torch.Tensor):
+        recorded, true = node.meta.get("val"), computed(node)
+        if not isinstance(recorded, torch.Tensor):
             return
-        if said.dtype != true.dtype or said.shape != true.shape:
+        if recorded.dtype != true.dtype or recorded.shape != true.shape:
             raise InvariantError(
-                f"The pass {self.name} left %{node.name} with {said.dtype} {list(said.shape)}, "
+                f"The pass {self.name} left %{node.name} with {recorded.dtype} "
+                f"{list(recorded.shape)}, "
                 f"but its op makes {true.dtype} {list(true.shape)} of its inputs.",
                 "",
                 f"Leave it out with options={{'disable': ['{self.name}']}}.",

@@ -75,7 +75,7 @@ def run_passes(
     expect_even_exchanges(graph)
     before = simulate(graph, cost)
     records: list[PassRecord] = []
-    told = PassLog(graph, graph_id)
+    pass_log = PassLog(graph, graph_id)
     for pass_ in passes:
         cuts = alike and pass_.allows_uneven_counts
         kept = (unlike and follow is None) or (ragged and not pass_.shows_in_plan)
@@ -84,7 +84,7 @@ def run_passes(
             records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
         else:
             records.append(run_pass(pass_, graph))
-        told.after(records[-1])
+        pass_log.after(records[-1])
     changed = any(record.changed for record in records)
     after = simulate(graph, cost) if changed else before
     return describe(

@@ -4,8 +4,8 @@ The causes are memory, effects, random numbers and ranks.
 
 - A node that writes memory comes after all earlier uses of it, and before all later uses. A launch
   uses what it reads until its wait, because the link may read it as late as that.
-- A *fence* is a barrier, or an operator whose effects nobody declares. It stays where it is, and no
-  node passes it.
+- A *barrier* is a collective of that name, or an operator whose effects nobody declares. It stays
+  where it is, and no node passes it.
 - Random operators keep their order. Otherwise each would draw another's numbers.
 - Where ranks may hold different graphs, launches keep the program's order, because ranks share
   nothing else.
@@ -32,12 +32,12 @@ _CHECKS = ("_assert", "sym_constrain")
 _EFFECTFUL = frozenset(("with_effects", "call_torchbind"))
 
 
-def fences(graph: fx.Graph) -> list[fx.Node]:
+def barriers(graph: fx.Graph) -> list[fx.Node]:
     """Nodes that cannot move and that nothing may pass."""
-    return [node for node in graph.nodes if is_fence(node)]
+    return [node for node in graph.nodes if is_barrier(node)]
 
 
-def is_fence(node: fx.Node) -> bool:
+def is_barrier(node: fx.Node) -> bool:
     """Return whether a node has effects that its schema does not declare."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
@@ -114,8 +114,8 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
     # waits count too.
     pairs = keep_launches and launches_show_that_ranks_differ(graph)
     found: list[set[int]] = []
-    fence: int | None = None
-    open_ends: dict[int, None] = {}  # since the fence: nodes that no other of them uses
+    barrier: int | None = None
+    open_ends: dict[int, None] = {}  # since the barrier: nodes that no other of them uses
     last: dict[str, int] = {}  # what is a chain: the last link of it
     position = {node: i for i, node in enumerate(nodes)}
     for i, node in enumerate(nodes):
@@ -123,14 +123,13 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
         if node.op != "placeholder":
             for source in node.all_input_nodes:
                 open_ends.pop(position[source], None)
-            if fence is not None:
-                deps.add(fence)
-            if node.op == "output" or is_fence(node):
-                # Every other node before is an input, direct or not, of these or of the last fence.
-                # Only the open ends: an edge from every node before a fence would make the edges of
-                # the graph quadratic.
+            if barrier is not None:
+                deps.add(barrier)
+            if node.op == "output" or is_barrier(node):
+                # Every other node before is an input, direct or not, of these or of the last
+                # barrier. With an edge from every node, edges would be quadratic.
                 deps.update(open_ends)
-                fence, open_ends = i, {}
+                barrier, open_ends = i, {}
             else:
                 open_ends[i] = None
         chains = ["random"] if is_random(node.target) else []

@@ -165,7 +165,7 @@ class Values:
 
     def __init__(self) -> None:
         # The value, and for a view how many elements behind the start of its input it starts.
-        self._known: dict[object, tuple[torch.Tensor, int | None]] = {}
+        self._cached: dict[object, tuple[torch.Tensor, int | None]] = {}
 
     def of(self, node: fx.Node) -> Any:
         """Return the value of a node, from those of its inputs."""
@@ -173,21 +173,21 @@ class Values:
             return computed(node)
         key = node.target, _key_of(node.args), _key_of(node.kwargs)
         source = tensor(node.args[0]) if node.args else None
-        if key in self._known:
-            known, behind = self._known[key]
+        if key in self._cached:
+            cached, behind = self._cached[key]
             if behind is None:
-                return with_memory_of_its_own(known)
+                return with_memory_of_its_own(cached)
             assert source is not None
-            made = with_memory_of(known, source, behind)
+            made = with_memory_of(cached, source, behind)
             return computed(node) if made is None else made
         found = computed(node)
         if not isinstance(found, torch.Tensor) or not _is_static(found):
             return found
         if source is not None and _is_static(source) and _shares_memory(found, source):
             behind = int(found.storage_offset()) - int(source.storage_offset())
-            self._known[key] = found, behind
+            self._cached[key] = found, behind
         elif _makes_memory(node.target):
-            self._known[key] = found, None
+            self._cached[key] = found, None
         return found
 
 

@@ -80,9 +80,9 @@ def _folder(graph_id: str) -> Path | None:
 
 def _summary(record: PassRecord) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in record.counters.items() if count)
-    said = counts or ("" if record.changed else "nothing to do")
+    note = counts or ("" if record.changed else "nothing to do")
     return (
-        f"{record.name}: {record.reason or said or 'changed'} ({record.status}, "
+        f"{record.name}: {record.reason or note or 'changed'} ({record.status}, "
         f"{1e3 * record.seconds:.1f} ms)"
     )
 
@@ -160,8 +160,8 @@ def _fusions(record: GraphRecord) -> list[str]:
     not run.
     """
     return [
-        f"{p.name}: {said}"
+        f"{p.name}: {note}"
         for p in record.passes
         if p.name.startswith("fuse_")
-        for said in (p.notes or ((p.reason,) if p.reason else ()))
+        for note in (p.notes or ((p.reason,) if p.reason else ()))
     ]

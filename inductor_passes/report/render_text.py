@@ -125,8 +125,8 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     if graph.schedule is not None:
         line(console, f"  {schedule_text(graph.schedule)}")
     for figure in graph.figures:
-        said = figures.fact_text(figure.value, figure.unit)
-        line(console, f"  {figure.name}: {us_text(figure.value) if figure.unit == 'us' else said}")
+        text = figures.fact_text(figure.value, figure.unit)
+        line(console, f"  {figure.name}: {us_text(figure.value) if figure.unit == 'us' else text}")
     for warning in graph.warnings:
         line(console, f"  warning: {warning}", "yellow")
     groups = alike(graph.collectives)

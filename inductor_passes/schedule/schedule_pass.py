@@ -15,7 +15,7 @@ from torch import fx
 from inductor_passes.cost import CostModel
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, is_launch, waits_of
-from inductor_passes.graph.dependencies import fences, shows_that_ranks_differ
+from inductor_passes.graph.dependencies import barriers, shows_that_ranks_differ
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats, ScheduleOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan, what
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
@@ -173,7 +173,7 @@ MOVING_OPS = ("all_gather", "all_to_all")  # what can be merged without another 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Room:
+class _ExtraMemory:
     """Memory that a schedule may take above the program's order: the larger of bytes and a share
     of its peak.
     """
@@ -256,7 +256,7 @@ class ScheduleGraph(GraphPass):
             cap_bytes=solution.cap_bytes,
             seconds=time.perf_counter() - start,
             exposed=() if refused else _exposed(extracted, solution, buckets),
-            fixed=tuple(node.name for node in fences(graph)),
+            fixed=tuple(node.name for node in barriers(graph)),
         )
         return PassStats(
             changed=not refused,
@@ -306,12 +306,12 @@ class ScheduleGraph(GraphPass):
         graph.
         """
         before = functools.cache(functools.partial(simulate, graph, self.cost))
-        room = self._room(graph, before)
+        extra_memory = self._extra_memory(graph, before)
         solution = self.solve(
             extracted.problem,
             bucket=self.options.bucket,
-            extra_bytes=room.extra_bytes,
-            extra_ratio=room.extra_ratio,
+            extra_bytes=extra_memory.extra_bytes,
+            extra_ratio=extra_memory.extra_ratio,
         )
         return solution, _why_not(solution)
 
@@ -320,14 +320,16 @@ class ScheduleGraph(GraphPass):
         is.
         """
         before = functools.cache(functools.partial(simulate, graph, self.cost))
-        room = self._room(graph, before)
-        solution = self._merged(graph, extracted, room, before) if self.options.bucket else None
+        extra_memory = self._extra_memory(graph, before)
+        solution = (
+            self._merged(graph, extracted, extra_memory, before) if self.options.bucket else None
+        )
         if solution is None:
             solution = self.solve(
                 extracted.problem,
                 bucket=False,
-                extra_bytes=room.extra_bytes,
-                extra_ratio=room.extra_ratio,
+                extra_bytes=extra_memory.extra_bytes,
+                extra_ratio=extra_memory.extra_ratio,
             )
             check_schedule(extracted.problem, solution.schedule)
         return solution, _why_not(solution)
@@ -338,19 +340,23 @@ class ScheduleGraph(GraphPass):
         """
         before = functools.cache(functools.partial(simulate, graph, self.cost))
         peak = before().peak_bytes
-        return peak, self._room(graph, before).cap_bytes(peak)
+        return peak, self._extra_memory(graph, before).cap_bytes(peak)
 
-    def _room(self, graph: fx.Graph, before: Callable[[], Timeline]) -> _Room:
+    def _extra_memory(self, graph: fx.Graph, before: Callable[[], Timeline]) -> _ExtraMemory:
         extra, ratio = self.options.extra_memory_bytes, self.options.extra_memory_ratio
         if (cap := graph.output_node().meta.get(CAP_BYTES)) is not None:
-            return _Room(cap - before().peak_bytes, -1.0)
+            return _ExtraMemory(cap - before().peak_bytes, -1.0)
         if extra is None:
             runtime = runtime_bytes(graph, before)
             extra = EXTRA_BYTES if runtime is None else max(runtime, LEAST_BYTES)
-        return _Room(extra, ratio)
+        return _ExtraMemory(extra, ratio)
 
     def _merged(
-        self, graph: fx.Graph, extracted: Extracted, room: _Room, before: Callable[[], Timeline]
+        self,
+        graph: fx.Graph,
+        extracted: Extracted,
+        extra_memory: _ExtraMemory,
+        before: Callable[[], Timeline],
     ) -> Solution | None:
         """A solution whose buckets, if it has any, pay and fit in the graph; None if there is none.
 
@@ -358,9 +364,16 @@ class ScheduleGraph(GraphPass):
         graph shows both. Where those of large buckets do not fit, smaller ones are tried.
         """
         for part in (1, 2, 4):
-            extra = room.extra_bytes // part if room.extra_bytes > 0 else room.extra_bytes
+            extra = (
+                extra_memory.extra_bytes // part
+                if extra_memory.extra_bytes > 0
+                else extra_memory.extra_bytes
+            )
             solution = self.solve(
-                extracted.problem, bucket=True, extra_bytes=extra, extra_ratio=room.extra_ratio
+                extracted.problem,
+                bucket=True,
+                extra_bytes=extra,
+                extra_ratio=extra_memory.extra_ratio,
             )
             check_schedule(extracted.problem, solution.schedule)
             if not solution.buckets:
@@ -369,7 +382,7 @@ class ScheduleGraph(GraphPass):
             after = self._applied(graph, extracted, solution)
             if not self._pays(solution, after):
                 return None
-            if after.peak_bytes <= room.cap_bytes(peak):
+            if after.peak_bytes <= extra_memory.cap_bytes(peak):
                 return solution
         return None
 

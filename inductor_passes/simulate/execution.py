@@ -48,7 +48,7 @@ class Program:
     channel: list[str]
     link_us: list[float]
     awaits: list[Sequence[int]]
-    stretch: float = 1.0
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ def execute(program: Program) -> Execution:
                 clock = end[launch]
         if not channel:
             start[i] = clock
-            took = stretched(
+            took = slowed(
                 # All channels count alike: a collective of any group takes memory bandwidth and
                 # multiprocessors from the kernel beside it.
                 program.compute_us[i],
                 max(free.values(), default=0.0) - clock,
-                program.stretch,
+                program.slowdown,
             )
             clock += took
             computed += took
@@ -123,10 +123,10 @@ def execute(program: Program) -> Execution:
     )
 
 
-def stretched(us: float, busy_us: float, stretch: float) -> float:
+def slowed(us: float, busy_us: float, slowdown: float) -> float:
     """Time of ``us`` of compute that starts while channels are busy for another ``busy_us``."""
-    if busy_us <= 0.0 or stretch <= 1.0:
+    if busy_us <= 0.0 or slowdown <= 1.0:
         return us
     # Either it ends while the link is busy and takes ``stretch`` times as long, or ``busy_us /
     # stretch`` of it is done by then and the rest runs at full speed.
-    return min(us * stretch, us + busy_us - busy_us / stretch)
+    return min(us * slowdown, us + busy_us - busy_us / slowdown)

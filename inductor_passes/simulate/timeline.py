@@ -157,7 +157,7 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
         [""] * count,
         [0.0] * count,
         [()] * count,
-        stretch=cost.compute_stretch,
+        slowdown=cost.compute_stretch,
     )
     launch_into: dict[int, int] = {}
     for i, node in enumerate(nodes):

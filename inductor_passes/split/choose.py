@@ -15,11 +15,10 @@ from inductor_passes.cost import CostModel
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.edit import Values
 from inductor_passes.records import TriedRecord
-from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
-from inductor_passes.simulate import simulate
+from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.split.candidates import Laid, Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import cut_all
-from inductor_passes.split.price import BACKWARD, FORWARD, Folded, Price, Prices, fold
+from inductor_passes.split.price import BACKWARD, FORWARD, Price, Prices, fold
 from inductor_passes.split.region import Region
 from inductor_passes.split.rules.rule import Cut
 
@@ -294,13 +293,3 @@ class _Search:
 
 def _step_us(trial: Trial) -> float:
     return trial.price.step_us
-
-
-def give_room(graph: fx.Graph, folded: Folded, scheduler: ScheduleGraph) -> int:
-    """Let a folded graph's schedule take as much more memory than its program's order as the
-    whole graph's; return the latter's cap.
-    """
-    peak, cap_bytes = scheduler.peak_and_cap_bytes(graph)
-    few = simulate(folded.graph, scheduler.cost).peak_bytes
-    folded.graph.output_node().meta[CAP_BYTES] = few + cap_bytes - peak
-    return cap_bytes

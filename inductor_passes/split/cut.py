@@ -277,8 +277,8 @@ class Cutter:
         # wrong count would otherwise read beyond a buffer.
         hold(total.meta["val"] == size.meta["val"])
         same = self._emit(operator.eq, (total, size), node)
-        said = f"The pieces of a part of %{node.name} are not all of it."
-        self._emit(aten._assert_scalar.default, (same, said), node)
+        message = f"The pieces of a part of %{node.name} are not all of it."
+        self._emit(aten._assert_scalar.default, (same, message), node)
 
     def _check_rows(self, part: fx.Node, rows: int, node: fx.Node) -> None:
         """Check, when it runs, that a part has so many rows; sizes that are made of it may rely
@@ -290,8 +290,8 @@ class Cutter:
         hold(found == rows)
         size = self._emit(aten.sym_size.int, (part, 0), node)
         same = self._emit(operator.eq, (size, rows), node)
-        said = f"A part of %{node.name} has not {rows} rows."
-        self._emit(aten._assert_scalar.default, (same, said), node)
+        message = f"A part of %{node.name} has not {rows} rows."
+        self._emit(aten._assert_scalar.default, (same, message), node)
 
     def _joined(self, node: fx.Node, cut: Cut, parts: Sequence[fx.Node]) -> fx.Node:
         """Join the chunks in the memory order of the value, because readers rely on its strides."""

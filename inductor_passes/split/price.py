@@ -156,14 +156,15 @@ def looks(nodes: Sequence[fx.Node]) -> list[int]:
         near = [i - place.get(used, -1) for used in node.all_input_nodes]
         args = fx.node.map_arg((node.args, node.kwargs), lambda used: None)
         target = node.target if node.op == "call_function" else node.op
-        said = f"{target} {args} {_said(node.meta.get('val'))} {[d for d in near if d <= WINDOW]}"
-        found.append(numbers.setdefault(said, len(numbers)))
+        value = _look_of_value(node.meta.get("val"))
+        look = f"{target} {args} {value} {[d for d in near if d <= WINDOW]}"
+        found.append(numbers.setdefault(look, len(numbers)))
     return found
 
 
-def _said(value: object) -> str:
+def _look_of_value(value: object) -> str:
     if isinstance(value, (list, tuple)):
-        return " ".join(map(_said, value))
+        return " ".join(map(_look_of_value, value))
     return (
         f"{value.dtype} {list(value.shape)} {value.stride()}"
         if isinstance(value, torch.Tensor)
@@ -211,11 +212,11 @@ class Prices:
             # The budget above the program's order is that of the whole graph, applied to the few
             # layers: what a chunk adds is held once and not in each layer.
             few = [scheduler.peak_and_cap_bytes(part)[0] for part in halves(folded.graph)]
-            rooms = [scheduler.peak_and_cap_bytes(part) for part in halves(graph)]
+            peaks_and_caps = [scheduler.peak_and_cap_bytes(part) for part in halves(graph)]
             self._caps = tuple(
-                peak + cap - own for peak, (own, cap) in zip(few, rooms, strict=True)
+                peak + cap - own for peak, (own, cap) in zip(few, peaks_and_caps, strict=True)
             )
-            self.cap_bytes = max(cap for _, cap in rooms)
+            self.cap_bytes = max(cap for _, cap in peaks_and_caps)
         self.uncut = self.of(folded.graph)
         if self._caps is None:
             self._caps = self.uncut.cap_bytes

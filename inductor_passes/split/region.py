@@ -257,18 +257,18 @@ def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
         return None
     shapes: dict[tuple[int, ...], Cut] = {}
     for source, cut in near.items():
-        shape = _known(source.meta.get("val"))
+        shape = _static_shape(source.meta.get("val"))
         if isinstance(cut, Cut) and shape is not None:
             # By shape: an operator without a rule gives no better hint of which dimension is which.
             shapes[shape] = cut
     made = node.meta.get("val")
     if isinstance(made, (list, tuple)):
-        found = tuple(shapes.get(_known(each) or ()) for each in made)
+        found = tuple(shapes.get(_static_shape(each) or ()) for each in made)
         return found if any(found) else None
-    return shapes.get(_known(made) or ())
+    return shapes.get(_static_shape(made) or ())
 
 
-def _known(value: object) -> tuple[int, ...] | None:
+def _static_shape(value: object) -> tuple[int, ...] | None:
     """The shape of a tensor that holds no symbol."""
     if not isinstance(value, torch.Tensor):
         return None

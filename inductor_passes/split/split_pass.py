@@ -80,7 +80,7 @@ class Cutting(Rewrite):
         self._returned = _returned(graph)
         cutter = Cutter(graph, region, self._values)
         cutter.run()
-        self._cut = [(*said, cutter.made[said[0]]) for said in before]
+        self._cut = [(*entry, cutter.made[entry[0]]) for entry in before]
         return cutter
 
     def cut_too(self, graph: fx.Graph, region: Region) -> Cutter:

@@ -194,19 +194,19 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
     """
     from torch._functorch._aot_autograd import autograd_cache  # loads Inductor
 
-    noted = TracedEntries()
+    entries = TracedEntries()
 
     def looking_again(upstream: TorchFunction) -> TorchFunction:
         def lookup(key: str, *args: object, **kwargs: object) -> object:
-            noted.ask(key)
+            entries.ask(key)
             found = upstream(key, *args, **kwargs)
-            return upstream(key, *args, **kwargs) if found is None and missed(noted) else found
+            return upstream(key, *args, **kwargs) if found is None and missed(entries) else found
 
         return lookup
 
     def noting(upstream: TorchFunction) -> TorchFunction:
         def make_key(*args: object, **kwargs: object) -> object:
-            noted.note(lambda: str(upstream(*args, **kwargs)[0]))
+            entries.note(lambda: str(upstream(*args, **kwargs)[0]))
             return upstream(*args, **kwargs)
 
         return make_key
@@ -215,7 +215,7 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
         wrapped(autograd_cache.AOTAutogradCache, "_lookup", looking_again),
         wrapped(autograd_cache, "autograd_cache_key", noting),
     ):
-        yield noted
+        yield entries
 
 
 def traced_entries_of(key: str) -> str:

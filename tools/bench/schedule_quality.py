@@ -25,7 +25,7 @@ import sys
 import time
 from pathlib import Path
 
-from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.evaluate import evaluate
 from inductor_passes.schedule.solver.lower_bound import own_bound
 from inductor_passes.schedule.solver.problem_file import load_problem
 from inductor_passes.schedule.solver.solve import solve
@@ -61,18 +61,18 @@ def main() -> None:
         start = time.process_time()
         solution = solve(problem)
         seconds = time.process_time() - start
-        judged = judge(problem, solution.schedule)
+        evaluated = evaluate(problem, solution.schedule)
         own = max(solution.own_bound_us, own_bound(Tasks(problem), nearest=64).us)
         row = {
             "problem": problem.name,
             "nodes": len(problem.nodes),
-            "makespan_us": round(judged.makespan_us, 1),
+            "makespan_us": round(evaluated.makespan_us, 1),
             "bound_us": round(solution.bound_us, 1),
             "gap": round(solution.gap, 4),
             "own_bound_us": round(own, 1),
-            "own_gap": round(judged.makespan_us / own - 1, 4),
+            "own_gap": round(evaluated.makespan_us / own - 1, 4),
             "program_order": round(solution.original_makespan_us / solution.bound_us, 4),
-            "peak_bytes": judged.peak_bytes,
+            "peak_bytes": evaluated.peak_bytes,
             "cap_bytes": solution.cap_bytes,
             "within_cap": solution.within_cap,
             "buckets": len(solution.buckets),

@@ -89,7 +89,7 @@ class Workspace:
         # Pinned memory is written by the kernel and read here without a copy or a wait.
         self.reports = on_host.pin_memory() if place.type == "cuda" else on_host
         state = torch.zeros(local_ranks, STATE_WORDS, dtype=torch.int32)
-        looks = spin_limit_told() if spin_limit is None else spin_limit
+        looks = spin_limit_of_environment() if spin_limit is None else spin_limit
         for i in range(local_ranks):
             state[i, device.SPIN_LIMIT.value] = looks
             state[i, device.RANK.value] = rank + i
@@ -162,18 +162,18 @@ class Workspace:
                 raise wait_error(self.family, self.rank + i, source, index, expected, seen)
 
 
-def spin_limit_told() -> int:
+def spin_limit_of_environment() -> int:
     """Looks at a flag before a wait gives up. Raises KernelError for a number of seconds that is
     none.
     """
-    told = os.environ.get(SECONDS_VARIABLE, "") or str(WAIT_SECONDS)
+    seconds = os.environ.get(SECONDS_VARIABLE, "") or str(WAIT_SECONDS)
     try:
-        looks = float(told) * LOOKS_PER_SECOND
+        looks = float(seconds) * LOOKS_PER_SECOND
     except ValueError:
         looks = float("nan")
     if not 1 <= looks < 1 << 31:
         raise KernelError(
-            f"{SECONDS_VARIABLE} is {told!r}.",
+            f"{SECONDS_VARIABLE} is {seconds!r}.",
             f"It is how long a kernel waits for a peer: up to {(1 << 31) // LOOKS_PER_SECOND} "
             "seconds.",
             f"Unset it for {WAIT_SECONDS:.0f} seconds.",

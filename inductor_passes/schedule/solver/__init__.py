@@ -1,1 +1,1 @@
-"""From a problem to a schedule: drafts by many rules, searched, judged, bounded. No torch."""
+"""From a problem to a schedule: candidates by many rules, searched, priced, bounded. No torch."""

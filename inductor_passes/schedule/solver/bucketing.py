@@ -86,15 +86,15 @@ def enough_for(tasks: Tasks, merger: Merger, busy_us: float) -> Enough:
     enough: dict[MergeKey, int] = {}
     for listed in on_channel.values():
         by_key: dict[MergeKey, list[int]] = {}
-        floors = 0.0
+        latency_us = 0.0
         for t in listed:
             if key := merger.key[t]:
                 by_key.setdefault(key, []).append(t)
-                floors += tasks.link_us[t] - least_link_us(tasks.problem, tasks.launch[t])
+                latency_us += tasks.link_us[t] - least_link_us(tasks.problem, tasks.launch[t])
         saved = sum(tasks.link_us[t] for t in listed) - busy_us
-        if saved <= 0 or floors < WORTH * busy_us:
+        if saved <= 0 or latency_us < WORTH * busy_us:
             continue
-        share = max(LEAST_SHARE, 1 - saved / floors)
+        share = max(LEAST_SHARE, 1 - saved / latency_us)
         for key, members in by_key.items():
             buckets = max(1, int(share * len(members)))
             if buckets < len(members):

@@ -16,7 +16,7 @@ from inductor_passes.simulate.execution import Program, execute, live_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Evaluation:
     """Times in microseconds.
 
     ``exposed_by_launch``: exposed time of each launch that has any; a bucket's is its first
@@ -34,14 +34,14 @@ class Judgement:
     live_bytes: tuple[int, ...]
 
 
-def judge(problem: Problem, schedule: Schedule) -> Judgement:
+def evaluate(problem: Problem, schedule: Schedule) -> Evaluation:
     """Validate and run a schedule. Raises ``ProblemError`` that says which rule it breaks."""
     check_schedule(problem, schedule)
     entries = _Entries(problem, schedule)
     execution = execute(entries.program)
     live = live_bytes(entries.fresh, entries.last_use())
     run_at = entries.runs_at
-    return Judgement(
+    return Evaluation(
         makespan_us=execution.makespan_us,
         exposed_us=execution.exposed_us,
         peak_bytes=max(live, default=0),
@@ -114,7 +114,7 @@ class _Entries:
         self._entry = [0] * len(problem.nodes)  # node -> the entry that stands in its place
         self.program = Program(
             *([], [], [], []),
-            stretch=problem.compute_stretch,
+            slowdown=problem.compute_stretch,
         )
         self.fresh: list[int] = []
         self.runs_at = [0] * len(problem.nodes)
@@ -218,25 +218,25 @@ NEGLIGIBLE_US = 1.0
 
 
 def explain_exposed(
-    tasks: Tasks, schedule: Schedule, judged: Judgement, bound_us: float, cap_bytes: int
+    tasks: Tasks, schedule: Schedule, evaluated: Evaluation, bound_us: float, cap_bytes: int
 ) -> tuple[Exposed, ...]:
     """One entry per exposed launch, in the order of the problem's nodes. See ``Exposed`` for the
     reasons.
     """
     # First of all reasons: at the bound nothing that is done about this collective can shorten the
     # step.
-    at_bound = judged.makespan_us <= bound_us * (1 + 1e-9)
+    at_bound = evaluated.makespan_us <= bound_us * (1 + 1e-9)
     members = {bucket[0]: bucket for bucket in schedule.buckets}
     position = {i: p for p, i in enumerate(schedule.order)}
     channels: dict[str, _Channel] = {}
     exposed = []
-    for launch, us in judged.exposed_by_launch.items():
+    for launch, us in evaluated.exposed_by_launch.items():
         together = members.get(launch, (launch,))
-        ready = max(_inputs_ready(tasks, judged, i) for i in together)
-        start = judged.start_us[launch]
+        ready = max(_inputs_ready(tasks, evaluated, i) for i in together)
+        start = evaluated.start_us[launch]
         group = tasks.problem.nodes[launch].group
         if group not in channels:
-            channels[group] = _Channel(tasks, schedule, judged, group)
+            channels[group] = _Channel(tasks, schedule, evaluated, group)
         channel = channels[group]
         if at_bound:
             reason = "at the bound"
@@ -249,30 +249,30 @@ def explain_exposed(
             size = sum(tasks.alloc[tasks.task_of[i]] for i in together)
             # A fact of this schedule and not a proof: another order before the launch might have
             # had less memory alive.
-            before = judged.live_bytes[schedule.order[position[launch] - 1]]
+            before = evaluated.live_bytes[schedule.order[position[launch] - 1]]
             reason = "order" if before + size <= cap_bytes else "memory cap"
         exposed.append(Exposed(launch, us, reason))
     return tuple(exposed)
 
 
-def _inputs_ready(tasks: Tasks, judged: Judgement, launch: int) -> float:
+def _inputs_ready(tasks: Tasks, evaluated: Evaluation, launch: int) -> float:
     """Return the time at which all that a launch's task depends on had finished."""
     t = tasks.task_of[launch]
     ready = 0.0
     for p in tasks.preds[t]:
         last = tasks.launch[p] if tasks.launch[p] >= 0 else tasks.before[p][-1]
-        ready = max(ready, judged.end_us[last])
+        ready = max(ready, evaluated.end_us[last])
     return ready
 
 
 class _Channel:
     """Busy times of one group's channel."""
 
-    def __init__(self, tasks: Tasks, schedule: Schedule, judged: Judgement, group: str) -> None:
+    def __init__(self, tasks: Tasks, schedule: Schedule, evaluated: Evaluation, group: str) -> None:
         nodes = tasks.problem.nodes
         # A bucket's members all carry its times: one entry is enough.
         spans = dict.fromkeys(
-            (judged.start_us[i], judged.end_us[i])
+            (evaluated.start_us[i], evaluated.end_us[i])
             for i in schedule.order
             if nodes[i].kind == "launch" and nodes[i].group == group
         )

@@ -26,7 +26,7 @@ from inductor_passes.schedule.solver.bucketing import (
 )
 from inductor_passes.schedule.solver.problem import Schedule
 from inductor_passes.schedule.solver.tasks import Tasks
-from inductor_passes.simulate.execution import stretched
+from inductor_passes.simulate.execution import slowed
 
 # Larger than any task number, and longer than any schedule in parts of its bound: as a window or
 # horizon they switch the limit off.
@@ -418,7 +418,7 @@ def expand(tasks: Tasks, steps: list[Step]) -> Schedule:
             wait(step.tasks)
             continue
         for t in step.tasks:
-            # A launch that no step waits for has no wait of its own in the draft: its wait is free
+            # A launch that no step waits for has no wait of its own in the steps: its wait is free
             # until somebody reads the result, so it goes as late as it can.
             for p in tasks.preds[t]:
                 if p in pending:
@@ -437,7 +437,7 @@ def expand(tasks: Tasks, steps: list[Step]) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class Candidate:
     """A schedule over tasks: its steps, when each task ends, its makespan (us) and peak (bytes).
 
     ``stalls``: per launch, how long the compute stream stood still for it. One that was given up
@@ -456,8 +456,8 @@ class Limits:
     """``cap_bytes``: of live memory. ``rises``: per task, to be left free for the program's order.
 
     ``scale_us``: the time that parts in ``Rules`` are parts of. ``enough``: the payloads for which
-        launches wait for one another (``bucketing.py``). ``worth_us``: a draft that will end later
-        than that is given up.
+        launches wait for one another (``bucketing.py``). ``worth_us``: a candidate that will end
+        later than that is given up.
     ``tail``: per task, what must come after its end (us).
     """
 
@@ -478,7 +478,7 @@ class History:
 
     def __init__(self, tasks: Tasks, channels: Channels) -> None:
         self._tasks, self._channels = tasks, channels
-        self._stretch = tasks.problem.compute_stretch
+        self._slowdown = tasks.problem.compute_stretch
         self.now = self.late = 0.0
         self.steps: list[Step] = []
         self.stalls: dict[int, float] = {}
@@ -486,9 +486,9 @@ class History:
 
     def takes(self, us: float) -> float:
         """Time of ``us`` of compute from now on, beside what is on its way."""
-        if self._stretch <= 1.0:
+        if self._slowdown <= 1.0:
             return us
-        return stretched(us, max(self._channels.free, default=0.0) - self.now, self._stretch)
+        return slowed(us, max(self._channels.free, default=0.0) - self.now, self._slowdown)
 
     def compute(self, us: float, group: str = "") -> None:
         """Run ``us`` of compute, which may hold a group's channel."""
@@ -500,7 +500,7 @@ class History:
         # The test without a slowdown stands first: this line runs for every task of every
         # candidate.
         elif us:
-            self.now += us if self._stretch <= 1.0 else self.takes(us)
+            self.now += us if self._slowdown <= 1.0 else self.takes(us)
 
     def launch(self, members: list[int], link_us: float) -> float:
         """Launch a bucket and return when it ends."""
@@ -578,7 +578,7 @@ class Arrivals:
 
 def list_schedule(
     tasks: Tasks, merger: Merger, latest: list[float], limits: Limits, rules: Rules
-) -> Draft:
+) -> Candidate:
     """Schedule by ``latest`` starts (us, any origin). The peak may exceed the cap: the caller
     looks.
     """
@@ -605,7 +605,7 @@ class _ListScheduler:
         self.tasks, self.merger, self.latest = tasks, merger, latest
         self.limits, self.rules = limits, rules
         self.launch_ahead = rules.launch_ahead * limits.scale_us
-        self.room_for = limits.cap_bytes
+        self.usable_bytes = limits.cap_bytes
         self.memory = LiveMemory(tasks)
         self.progress = Progress(tasks, latest)
         self.arrivals = Arrivals(tasks)
@@ -622,14 +622,14 @@ class _ListScheduler:
         # end of a bad candidate, which is then given up.
         self.least_us = 0.0  # the schedule cannot end sooner
 
-    def run(self) -> Draft:
+    def run(self) -> Candidate:
         history = self.history
         while self.progress.left or self.arrivals or self.ready:
             if (
                 self.least_us > self.limits.worth_us
                 or history.now + self.left_us > self.limits.worth_us
             ):
-                return Draft([], {}, [], math.inf, self.memory.peak)
+                return Candidate([], {}, [], math.inf, self.memory.peak)
             self._update()
             chosen = self._pick()
             # Launches go before the chosen compute: they take no compute time, and the channel then
@@ -640,7 +640,7 @@ class _ListScheduler:
             if chosen >= 0:
                 # Above the limit already, compute would only add to it. Launches whose inputs die
                 # free memory and cost nothing on this stream.
-                if self.memory.live > self.room_for:
+                if self.memory.live > self.usable_bytes:
                     self._relieve_memory()
                 self._compute(chosen)
             elif self.collector:
@@ -654,7 +654,7 @@ class _ListScheduler:
             elif self.progress.left:
                 self._force()
         steps, stalls, finish = history.steps, history.stalls, history.finish
-        return Draft(steps, stalls, finish, history.end(), self.memory.peak)
+        return Candidate(steps, stalls, finish, history.end(), self.memory.peak)
 
     def _update(self) -> None:
         """Take in what the clock and progress have made available."""
@@ -662,7 +662,7 @@ class _ListScheduler:
         progress.advance()
         # Keep free what the program's own order will need from the frontier on. Otherwise a launch
         # ahead of time takes the last bytes and no order fits any more.
-        self.room_for = self.limits.cap_bytes - self.limits.rises[progress.frontier]
+        self.usable_bytes = self.limits.cap_bytes - self.limits.rises[progress.frontier]
         for number in self.arrivals.due(self.history.now):
             self._arrive(number)
         if self.collector.enough:
@@ -705,7 +705,7 @@ class _ListScheduler:
         """
         # The way out of a deadlock: with no launch in flight that would free memory, waiting cannot
         # help, and the program's next task is known to fit in the end.
-        return self.tasks.transient[t] <= self.room_for - self.memory.live or (
+        return self.tasks.transient[t] <= self.usable_bytes - self.memory.live or (
             t == self.progress.frontier and not self.memory.keeping
         )
 
@@ -748,11 +748,11 @@ class _ListScheduler:
         """The queue whose first launch goes next on channel c, if one may."""
         tasks, progress = self.tasks, self.progress
         bound, loose = self.channels.queues(c)
-        room = self.room_for - self.memory.live
+        free_bytes = self.usable_bytes - self.memory.live
         takes_bound = bool(bound)
         if bound:
             t = bound[0][1]
-            if tasks.transient[t] > room and (computes or self.arrivals):
+            if tasks.transient[t] > free_bytes and (computes or self.arrivals):
                 # Over the budget a launch may still go if it frees more than it makes. With nothing
                 # else to do it goes anyway, since holding it back would not free memory.
                 takes_bound = self.memory.would_add(t) < 0
@@ -766,8 +766,8 @@ class _ListScheduler:
                 ahead = max(ahead, waits + tasks.link_us[bound[0][1]])
             urgency, t = loose[0]
             if urgency <= progress.at_us:  # needed next: the program has room for it
-                room = self.limits.cap_bytes - self.memory.live
-            takes_loose = urgency <= progress.at_us + ahead and tasks.transient[t] <= room
+                free_bytes = self.limits.cap_bytes - self.memory.live
+            takes_loose = urgency <= progress.at_us + ahead and tasks.transient[t] <= free_bytes
         if takes_bound and takes_loose:
             return bound if bound[0] <= loose[0] else loose
         return bound if takes_bound else loose if takes_loose else None
@@ -806,13 +806,13 @@ class _ListScheduler:
             fits = payload <= max(MOST_BYTES, enough)
             if loose and fits:
                 # Memory for results and copies; and the first member must not come too late.
-                room = self.room_for - self.memory.live
+                free_bytes = self.usable_bytes - self.memory.live
                 soon = urgency <= self.progress.at_us + self.launch_ahead or payload <= enough
                 saved = bucket.link_us + tasks.link_us[t] - joined
                 # A longer bucket delays the first member's reader. Accept that only if the channel
                 # as a whole saves at least as much as this member adds to the bucket.
                 in_time = begin + joined <= needed or saved >= joined - bucket.link_us
-                fits = soon and in_time and added + 2 * payload <= room
+                fits = soon and in_time and added + 2 * payload <= free_bytes
             # Queues are in order of urgency: what comes after the first launch that does not fit is
             # needed later still.
             if not fits or self.merger.gain_us(bucket, t, self.rules.merge) <= 0:
@@ -893,7 +893,7 @@ class _ListScheduler:
         """
         self.channels.add(self.collector.release())
         for t in self.channels.bound():
-            if self.memory.live <= self.room_for:
+            if self.memory.live <= self.usable_bytes:
                 return
             # Alone and not in a bucket, whose packed copy would take more memory before it frees
             # any.

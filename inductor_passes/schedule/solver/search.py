@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from inductor_passes.schedule.solver.bucketing import Enough, Merger, enough_for, link_us_in_buckets
 from inductor_passes.schedule.solver.list_scheduler import (
     PORTFOLIO,
-    Draft,
+    Candidate,
     Limits,
     RiseAhead,
     Rules,
@@ -91,13 +91,16 @@ def latest_starts(tasks: Tasks, finish: Sequence[float], link_us: Sequence[float
             finished(t)
 
 
-IMPROVED, ROUNDS = 1, 2  # how many of the best drafts are improved in each way, and how often each
+IMPROVED, ROUNDS = (
+    1,
+    2,
+)  # how many of the best candidates are improved in each way, and how often each
 BACKWARDS, URGED = "backwards", "urged"
 BETTER = BACKWARDS, URGED  # in which ways latest starts are improved
 # The few ways to the best candidates of the folded problem carry over; more of them cost the time
 # that folding saves.
 WAYS = 3  # that are followed of a problem that is alike
-SLIMMED = 4  # how many drafts that are too large are tried again
+SLIMMED = 4  # how many candidates that are too large are tried again
 
 # A relative margin, or a candidate at the bound would be given up for the last bit of a float.
 ROUNDING = 1e-9  # times are summed in another order than they pass
@@ -106,18 +109,18 @@ URGE = 2.0  # by how much of the time lost a launch moves ahead
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A draft and what led to it: latest starts by ``rules``, then better ones, each ``how`` of
-    the draft before.
+    """A candidate and what led to it: latest starts by ``rules``, then better ones, each ``how`` of
+    the candidate before.
     """
 
-    draft: Draft
+    candidate: Candidate
     latest: list[float]
     rules: Rules
     how: tuple[str, ...] = ()
 
 
 class Search:
-    """Everything that is computed once a problem, and the drafts found so far."""
+    """Everything that is computed once a problem, and the candidates found so far."""
 
     def __init__(
         self,
@@ -129,11 +132,11 @@ class Search:
         least: Certificate | None = None,
         busy_scale_us: float | None = None,
     ) -> None:
-        """``kept``: how many of the best drafts are asked for; one that cannot be among them is
+        """``kept``: how many of the best candidates are asked for; one that cannot be among them is
         given up.
         ``busy_scale_us``: what channels are busy for is part of that time, where not of
             ``scale_us``.
-        ``least``: no draft is shorter; the search ends with one that is as short.
+        ``least``: no candidate is shorter; the search ends with one that is as short.
         """
         self.tasks = tasks
         self.cap_bytes = cap_bytes
@@ -149,7 +152,7 @@ class Search:
         self.found: list[Found] = []
 
     def run(self) -> None:
-        """Fill ``found``: a few drafts more where launches are held back, the same number
+        """Fill ``found``: a few candidates more where launches are held back, the same number
         otherwise.
         """
         for rules in PORTFOLIO:
@@ -158,7 +161,7 @@ class Search:
             # A rule that holds launches back is the same as another one where no channel is worth
             # holding back: the candidate would be found twice.
             if not rules.busy or self._enough_by(rules):
-                self.draft_by(rules, self._worth_us())
+                self.candidate_by(rules, self._worth_us())
         self._slim()
         for how in BETTER:
             # Each way starts from the best candidate so far: the second improves what the first has
@@ -183,52 +186,52 @@ class Search:
             # The first candidate is only the parent where improvements follow, so it must be
             # complete: they need its finish times.
             worth_us = math.inf if way.how else self._worth_us()
-            found = self.draft_by(way.rules, worth_us)
+            found = self.candidate_by(way.rules, worth_us)
             for how in way.how:
                 found = self._better(found, how)
         # The folded problem has fewer layers in memory at once: a way that fits there may not fit
         # the whole.
-        if not any(found.draft.peak_bytes <= self.cap_bytes for found in self.found):
+        if not any(found.candidate.peak_bytes <= self.cap_bytes for found in self.found):
             self.run()
 
     def _is_done(self) -> bool:
-        best = [found.draft for found in self.best(1)]
+        best = [found.candidate for found in self.best(1)]
         return any(
-            draft.peak_bytes <= self.cap_bytes
-            and draft.makespan_us <= self._least.us * (1 + ROUNDING)
-            for draft in best
+            candidate.peak_bytes <= self.cap_bytes
+            and candidate.makespan_us <= self._least.us * (1 + ROUNDING)
+            for candidate in best
         )
 
     def _worth_us(self) -> float:
-        """Makespan of the last draft that is kept; what is longer is not even one of the best."""
-        best = [found.draft for found in self.best(self._kept)]
+        """Makespan of the last candidate that is kept; a longer one is none of the best."""
+        best = [found.candidate for found in self.best(self._kept)]
         # A candidate over the budget is no measure of time: a slower one that fits is worth more.
         if len(best) < self._kept or best[-1].peak_bytes > self.cap_bytes:
             return math.inf
         return best[-1].makespan_us * (1 + ROUNDING)
 
     def _slim(self) -> None:
-        """Try again, with less memory, the shortest drafts that missed the cap but beat all
+        """Try again, with less memory, the shortest candidates that missed the cap but beat all
         within it.
         """
-        best = self.best(1)[0].draft.makespan_us
-        over = [f for f in self.found if f.draft.peak_bytes > self.cap_bytes]
+        best = self.best(1)[0].candidate.makespan_us
+        over = [f for f in self.found if f.candidate.peak_bytes > self.cap_bytes]
         # Drafts of one length are most often the same.
-        short = {f.draft.makespan_us: f for f in over if f.draft.makespan_us < best}
+        short = {f.candidate.makespan_us: f for f in over if f.candidate.makespan_us < best}
         for _, found in sorted(short.items())[:SLIMMED]:
             limit = self.cap_bytes
             for _ in range(ROUNDS):
                 # The scheduler may exceed its limit where nothing else can run. Asking for less by
                 # the excess most often brings the peak under the budget.
-                limit -= max(0, found.draft.peak_bytes - self.cap_bytes)
-                found = self._draft(found.rules, found.latest, found.how, limit)
-                if found.draft.peak_bytes <= self.cap_bytes:
+                limit -= max(0, found.candidate.peak_bytes - self.cap_bytes)
+                found = self._candidate(found.rules, found.latest, found.how, limit)
+                if found.candidate.peak_bytes <= self.cap_bytes:
                     break
 
     def _urged(self, found: Found) -> list[float]:
-        """The latest starts of a draft, with the launches that held it up moved ahead."""
+        """The latest starts of a candidate, with the launches that held it up moved ahead."""
         latest = list(found.latest)
-        for t, us in found.draft.stalls.items():
+        for t, us in found.candidate.stalls.items():
             # Moved by more than was lost: the launch has to pass others in its queue, whose latest
             # starts lie close together.
             latest[t] -= URGE * us
@@ -239,20 +242,20 @@ class Search:
 
         def rank(found: Found) -> tuple[int, float]:
             # Within the budget less memory is worth nothing; above it memory comes before time.
-            over = max(0, found.draft.peak_bytes - self.cap_bytes)
-            return over, found.draft.makespan_us
+            over = max(0, found.candidate.peak_bytes - self.cap_bytes)
+            return over, found.candidate.makespan_us
 
         return sorted(self.found, key=rank)[:count]
 
-    def draft_by(self, rules: Rules, worth_us: float = math.inf) -> Found:
-        """One more draft, by rules alone; it is given up once it takes longer than ``worth_us``."""
-        return self._draft(rules, self._latest_by(rules), worth_us=worth_us)
+    def candidate_by(self, rules: Rules, worth_us: float = math.inf) -> Found:
+        """One more candidate, by rules alone; given up once it takes longer than ``worth_us``."""
+        return self._candidate(rules, self._latest_by(rules), worth_us=worth_us)
 
     def _better(self, found: Found, how: str, worth_us: float = math.inf) -> Found:
         latest = self.latest_from(found) if how == BACKWARDS else self._urged(found)
-        return self._draft(found.rules, latest, (*found.how, how), worth_us=worth_us)
+        return self._candidate(found.rules, latest, (*found.how, how), worth_us=worth_us)
 
-    def _draft(
+    def _candidate(
         self,
         rules: Rules,
         latest: list[float],
@@ -269,17 +272,17 @@ class Search:
         cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
         rises, enough = self._rises[horizon], self._enough_by(rules)
         limits = Limits(cap_bytes, rises, self._scale_us, enough, worth_us, self._least.tail)
-        draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
-        found = Found(draft, latest, rules, how)
+        candidate = list_schedule(self.tasks, self._merger, latest, limits, rules)
+        found = Found(candidate, latest, rules, how)
         # One that was given up has neither steps nor finish times.
-        if draft.makespan_us < math.inf:
+        if candidate.makespan_us < math.inf:
             self.found.append(found)
         return found
 
     def latest_from(self, found: Found) -> list[float]:
-        """Latest starts of a draft run backwards."""
+        """Latest starts of a candidate run backwards."""
         link_us = link_us_in_buckets(self.tasks, self._merger, self._enough_by(found.rules))
-        return latest_starts(self.tasks, found.draft.finish, link_us)
+        return latest_starts(self.tasks, found.candidate.finish, link_us)
 
     def _latest_by(self, rules: Rules) -> list[float]:
         key = rules.priority, rules.busy
@@ -312,10 +315,10 @@ class Search:
         return [h / longest + t / tasks.count for t, h in enumerate(head)]
 
 
-def rehearse(
+def search_folded(
     few: Problem, shrunk: float, extra_bytes: int, scale_us: float, merges: bool
 ) -> list[Found]:
-    """Search on ``few``, a problem folded, and return what led to its drafts, best first.
+    """Search on ``few``, a problem folded, and return what led to its candidates, best first.
 
     In front stands the best of those that keep to the cap on the whole even if they take more
     memory with each layer.
@@ -344,6 +347,6 @@ def rehearse(
         ways.setdefault((found.rules, found.how), found)
     # What a candidate takes above the peak may grow with each layer, as gathers ahead of time do.
     # One that fits even then goes first, because at least one way has to fit the whole.
-    lean = (f for f in ways.values() if (f.draft.peak_bytes - peak) * shrunk <= extra_bytes)
+    lean = (f for f in ways.values() if (f.candidate.peak_bytes - peak) * shrunk <= extra_bytes)
     first = list(itertools.islice(lean, 1))
     return first + [found for found in ways.values() if found not in first]

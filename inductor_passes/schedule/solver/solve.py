@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
 from inductor_passes.garbage_collector import without_cycle_collection
-from inductor_passes.schedule.solver.evaluate import Judgement, explain_exposed, judge
+from inductor_passes.schedule.solver.evaluate import Evaluation, evaluate, explain_exposed
 from inductor_passes.schedule.solver.list_scheduler import expand
 from inductor_passes.schedule.solver.lower_bound import lower_bound, own_bound
 from inductor_passes.schedule.solver.problem import Node, Problem, Schedule, Solution, program_order
 from inductor_passes.schedule.solver.repeated_layers import folded
-from inductor_passes.schedule.solver.search import Search, rehearse
+from inductor_passes.schedule.solver.search import Search, search_folded
 from inductor_passes.schedule.solver.tasks import Tasks
 
 
@@ -50,7 +50,7 @@ def hoist_and_sink(problem: Problem) -> Schedule:
     return Schedule(tuple(sorted(range(count), key=lambda i: (place[i], i))))
 
 
-JUDGED = 2  # drafts that are judged in full
+EVALUATED = 2  # candidates that are evaluated in full
 
 
 @without_cycle_collection()
@@ -67,7 +67,7 @@ def solve(
     be negative. If nothing found fits, the leanest schedule found is returned. The result depends
     on the arguments alone: no clock, no hash order, so that all ranks agree.
     """
-    original = judge(problem, program_order(problem))
+    original = evaluate(problem, program_order(problem))
     extra = max(int(extra_memory_ratio * original.peak_bytes), extra_memory_bytes)
     cap = original.peak_bytes + extra
     bound = lower_bound(problem)
@@ -75,49 +75,54 @@ def solve(
     least = own_bound(tasks)
     own = max(bound.us, least.us)
     least = replace(least, us=own)
-    search = Search(tasks, cap, bound.us, merges=bucket, kept=JUDGED, least=least)
+    search = Search(tasks, cap, bound.us, merges=bucket, kept=EVALUATED, least=least)
     if (few := folded(problem)) is not None:
-        search.follow(rehearse(few, len(problem.nodes) / len(few.nodes), extra, bound.us, bucket))
+        search.follow(
+            search_folded(few, len(problem.nodes) / len(few.nodes), extra, bound.us, bucket)
+        )
     else:
         search.run()
 
-    def rank(candidate: tuple[str, Schedule, Judgement]) -> tuple[int, float]:
-        _, _, judged = candidate
-        return max(0, judged.peak_bytes - cap), judged.makespan_us
+    def rank(candidate: tuple[str, Schedule, Evaluation]) -> tuple[int, float]:
+        _, _, evaluated = candidate
+        return max(0, evaluated.peak_bytes - cap), evaluated.makespan_us
 
     best = "program order", program_order(problem), original
     for name, candidate in _candidates(problem, search):
-        best = min(best, (name, candidate, judge(problem, candidate)), key=rank)
-    strategy, schedule, judged = best
+        best = min(best, (name, candidate, evaluate(problem, candidate)), key=rank)
+    strategy, schedule, evaluated = best
     return Solution(
         order=schedule.order,
         buckets=schedule.buckets,
-        makespan_us=judged.makespan_us,
+        makespan_us=evaluated.makespan_us,
         bound_us=bound.us,
         own_bound_us=own,
-        peak_bytes=judged.peak_bytes,
+        peak_bytes=evaluated.peak_bytes,
         cap_bytes=cap,
-        exposed_us=judged.exposed_us,
+        exposed_us=evaluated.exposed_us,
         original_makespan_us=original.makespan_us,
         original_peak_bytes=original.peak_bytes,
         strategy=strategy,
-        reasons=explain_exposed(tasks, schedule, judged, own, cap),
+        reasons=explain_exposed(tasks, schedule, evaluated, own, cap),
     )
 
 
 def _candidates(problem: Problem, search: Search) -> Iterator[tuple[str, Schedule]]:
     yield "hoist and sink", hoist_and_sink(problem)
     found_us = math.inf
-    for found in search.best(JUDGED):
-        if found.draft.peak_bytes <= search.cap_bytes and found.draft.makespan_us >= found_us:
+    for found in search.best(EVALUATED):
+        if (
+            found.candidate.peak_bytes <= search.cap_bytes
+            and found.candidate.makespan_us >= found_us
+        ):
             break
-        found_us = found.draft.makespan_us
+        found_us = found.candidate.makespan_us
         name = f"{found.rules.priority} window={found.rules.window} round={len(found.how)}"
-        yield name, expand(search.tasks, found.draft.steps)
+        yield name, expand(search.tasks, found.candidate.steps)
 
 
 MOST = 32  # solutions that are kept, the latest
-_known: OrderedDict[tuple[object, ...], Solution] = OrderedDict()
+_solutions: OrderedDict[tuple[object, ...], Solution] = OrderedDict()
 
 
 def solve_once(
@@ -131,17 +136,17 @@ def solve_once(
     equal arguments.
     """
     key = (digest(problem), extra_memory_ratio, extra_memory_bytes, bucket)
-    if key not in _known:
-        _known[key] = solve(
+    if key not in _solutions:
+        _solutions[key] = solve(
             problem,
             extra_memory_ratio=extra_memory_ratio,
             extra_memory_bytes=extra_memory_bytes,
             bucket=bucket,
         )
-    _known.move_to_end(key)
-    while len(_known) > MOST:
-        _known.popitem(last=False)
-    return _known[key]
+    _solutions.move_to_end(key)
+    while len(_solutions) > MOST:
+        _solutions.popitem(last=False)
+    return _solutions[key]
 
 
 def digest(problem: Problem) -> str:

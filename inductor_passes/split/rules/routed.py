@@ -52,7 +52,7 @@ def lying(node: fx.Node, place: object) -> Routed:
     return place
 
 
-def settled(node: fx.Node, place: Routed) -> Cut | Routed:
+def place_of_result(node: fx.Node, place: Routed) -> Cut | Routed:
     """Return the place of a result: rows in the order of the whole are an ordinary cut, if the
     size of it is known.
     """
@@ -117,7 +117,7 @@ def elementwise_rows(node: fx.Node, places: Places, parts: int) -> InParts:
             raise EndsError("it computes with places of rows")
         ((source, place),) = found.items()
         made = _computed_places(node, place, parts)
-    return InParts(settled(node, made), reads)
+    return InParts(place_of_result(node, made), reads)
 
 
 def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
@@ -156,7 +156,7 @@ def reshape_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         args = (source, smaller(after, made.dim, parts))
         by = next((p.keys for p in places.values() if isinstance(p, (Routed, Addends))), None)
         lies = Routed(made.dim, Base(after[made.dim], made.outer), by=by)
-        return InParts(settled(node, lies), {source: given}, args)
+        return InParts(place_of_result(node, lies), {source: given}, args)
     for dim, size in enumerate(after):
         others = (*after[:dim], *after[dim + 1 :])
         if size != before[place.dim] or not all(isinstance(x, int) for x in others):
@@ -190,7 +190,7 @@ def expand_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     if not all(isinstance(size, int) for size in sizes):
         raise EndsError("its sizes are symbols")
     return InParts(
-        settled(node, place),
+        place_of_result(node, place),
         {source: places[source]},
         (source, sizes, *node.args[2:]),
     )
@@ -327,7 +327,7 @@ def cat_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     if len(dims) != 1 or at in dims or any(place.points is not None for place in found):
         raise EndsError("it joins rows of parts behind each other")
     made = Routed(dims.pop(), rows, by=found[0].keys)
-    return InParts(settled(node, made), dict(places))
+    return InParts(place_of_result(node, made), dict(places))
 
 
 def product_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -357,7 +357,7 @@ def product_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         own = place.dim + len(shape) - rank
         if own >= 0 and shape[own] != 1:
             raise EndsError("it reads a whole bias row by row")
-    return InParts(settled(node, place), dict(places))
+    return InParts(place_of_result(node, place), dict(places))
 
 
 def wait_for_rows(node: fx.Node, places: Places, parts: int) -> InParts:

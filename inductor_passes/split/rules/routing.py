@@ -18,7 +18,7 @@ from inductor_passes.graph.collectives import MEMBERS, argument, group_name, gro
 from inductor_passes.graph.edit import aten
 from inductor_passes.split.rules import counting, routed, runs
 from inductor_passes.split.rules.counting import keys_of, sizes_in_order
-from inductor_passes.split.rules.routed import agreed, lying, settled, sliced
+from inductor_passes.split.rules.routed import agreed, lying, place_of_result, sliced
 from inductor_passes.split.rules.rows import (
     Addends,
     Alike,
@@ -136,7 +136,7 @@ def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
         if picks or place.dim == at or place.points is not None:
             raise EndsError("it looks up rows of a part by places of the whole")
         moved = place.moved(rank - 1 if place.dim > at else 0)
-        return InParts(settled(node, moved), {table: places[table]})
+        return InParts(place_of_result(node, moved), {table: places[table]})
     order = lying(by, places[by])
     made = order if picks else order.moved(at)
     reads: dict[fx.Node, Place] = {by: places[by]}
@@ -147,11 +147,11 @@ def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
             raise EndsError("its table lies in parts, and nobody knows where it looks")
         labels = _renamed(order.labels, table) if len(extents(table)) == 1 else None
         found = replace(made.plain(), by=order.keys, labels=labels)
-        return InParts(settled(node, found), reads)
+        return InParts(place_of_result(node, found), reads)
     reads[table], seen = _seen(table, at, order.points, places)
     permutes = seen.permutes and order.permutes
     found = Routed(made.dim, order.rows, seen.points, permutes, order.keys, seen.labels)
-    return InParts(settled(node, found), reads)
+    return InParts(place_of_result(node, found), reads)
 
 
 def _renamed(labels: KeyCounts | None, table: fx.Node) -> KeyCounts | None:
@@ -177,7 +177,7 @@ def _picked(node: fx.Node, table: fx.Node, order: Routed, places: Places) -> InP
         raise EndsError(routed.UNLIKE)
     rows = agreed((place.rows, order.rows))
     made = Routed(order.dim, rows, by=place.keys or order.keys)
-    return InParts(settled(node, made), dict(places))
+    return InParts(place_of_result(node, made), dict(places))
 
 
 def _put_at(node: fx.Node) -> tuple[int, fx.Node, fx.Node, bool, bool]:
@@ -234,7 +234,7 @@ def put_back(node: fx.Node, places: Places, parts: int) -> InParts:
     reads[into], before = _seen(into, at, order.points, places)
     if before.points is not None:
         raise EndsError("it writes over places of rows")
-    return InParts(settled(node, Routed(at, order.points, by=order.keys)), reads)
+    return InParts(place_of_result(node, Routed(at, order.points, by=order.keys)), reads)
 
 
 def repeat(node: fx.Node, places: Places, parts: int) -> InParts:

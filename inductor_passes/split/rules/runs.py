@@ -14,7 +14,7 @@ from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten
 from inductor_passes.split.rules import routed
 from inductor_passes.split.rules.counting import sizes_in_order
-from inductor_passes.split.rules.routed import lying, settled
+from inductor_passes.split.rules.routed import lying, place_of_result
 from inductor_passes.split.rules.rows import Addends, KeyCounts, Routed, Run
 from inductor_passes.split.rules.rule import (
     SUM,
@@ -106,7 +106,7 @@ def put_together(node: fx.Node, places: Places, parts: int) -> InParts:
     if rows is None or any(run.of != rows for run in runs):
         raise EndsError(routed.UNLIKE)
     made = Routed(at, rows, by=found[0].keys)
-    return InParts(settled(node, made), dict(places))
+    return InParts(place_of_result(node, made), dict(places))
 
 
 def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -115,8 +115,8 @@ def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
     """
     a, b, ends = node.args[0], argument(node, "mat2"), argument(node, "offs")
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
-    told = places.get(ends) if isinstance(ends, fx.Node) else None
-    counts = told.ends if isinstance(told, Addends) else None
+    ends_at = places.get(ends) if isinstance(ends, fx.Node) else None
+    counts = ends_at.ends if isinstance(ends_at, Addends) else None
     if counts is None or argument(node, "bias") is not None:
         raise EndsError("it multiplies by weights of runs that are not counted")
     left = lying(a, places[a]) if a in places else None

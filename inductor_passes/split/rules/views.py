@@ -74,7 +74,8 @@ def _given(node: fx.Node, shape: Shape, dim: int, size: object) -> list[Any]:
     given = argument(node, "size" if argument(node, "size") is not None else "shape")
     assert isinstance(given, (list, tuple))
     made = [
-        size if isinstance(size, int) else said for size, said in zip(shape, given, strict=True)
+        size if isinstance(size, int) else given_size
+        for size, given_size in zip(shape, given, strict=True)
     ]
     made[dim] = size
     return made

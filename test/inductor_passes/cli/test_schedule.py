@@ -4,7 +4,7 @@ import pytest
 from small_problems import layers, save
 
 from inductor_passes.__main__ import main
-from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.evaluate import evaluate
 from inductor_passes.schedule.solver.problem import Schedule
 
 
@@ -18,8 +18,8 @@ def test_solves_and_writes(path, tmp_path, capsys):
     assert main(["schedule", str(path), "-o", str(tmp_path / "s.json"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     written = json.loads((tmp_path / "s.json").read_text())
-    judged = judge(layers(4), Schedule(written["order"], written["buckets"]))
-    assert judged.makespan_us == printed["makespan_us"] == 50.0
+    evaluated = evaluate(layers(4), Schedule(written["order"], written["buckets"]))
+    assert evaluated.makespan_us == printed["makespan_us"] == 50.0
     assert printed["gap"] == 0.0
     assert [(e["name"], e["reason"]) for e in printed["exposed"]] == [("launch", "at the bound")]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from inductor_passes.errors import ProblemError
-from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.evaluate import evaluate
 from inductor_passes.schedule.solver.problem import Node, Problem, Schedule
 from inductor_passes.simulate.execution import live_bytes
 
@@ -101,11 +101,11 @@ def optimum(of, cap_bytes):
     for buckets in _bucketings(of):
         for order in _orders(of):
             try:
-                judged = judge(of, Schedule(order, buckets))
+                evaluated = evaluate(of, Schedule(order, buckets))
             except ProblemError:
                 continue
-            if judged.peak_bytes <= cap_bytes:
-                best = min(best, judged.makespan_us)
+            if evaluated.peak_bytes <= cap_bytes:
+                best = min(best, evaluated.makespan_us)
     return best
 
 

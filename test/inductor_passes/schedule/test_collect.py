@@ -9,7 +9,7 @@ from inductor_passes.schedule.solver.bucketing import (
     enough_for,
     link_us_in_buckets,
 )
-from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.evaluate import evaluate
 from inductor_passes.schedule.solver.list_scheduler import PORTFOLIO
 from inductor_passes.schedule.solver.search import Search
 from inductor_passes.schedule.solver.solve import solve
@@ -94,15 +94,17 @@ def test_scatters_make_way_for_gathers():
     of = gathers_and_scatters()
     found = solve(of, extra_memory_ratio=0.0, extra_memory_bytes=16 * MIB)
     search = Search(Tasks(of), found.cap_bytes, found.bound_us, merges=True)
-    plain = [search.draft_by(rules).draft for rules in PORTFOLIO if not rules.busy]
-    best = min(draft.makespan_us for draft in plain if draft.peak_bytes <= found.cap_bytes)
+    plain = [search.candidate_by(rules).candidate for rules in PORTFOLIO if not rules.busy]
+    best = min(
+        candidate.makespan_us for candidate in plain if candidate.peak_bytes <= found.cap_bytes
+    )
     assert found.makespan_us < 0.9 * best
 
 
 def test_what_waits_keeps_to_the_cap():
     of = scatters(size=MIB)
     found = solve(of, extra_memory_ratio=0.0, extra_memory_bytes=3 * MIB)
-    assert judge(of, found.schedule).peak_bytes <= found.cap_bytes
+    assert evaluate(of, found.schedule).peak_bytes <= found.cap_bytes
     assert found.makespan_us < found.original_makespan_us
     # Nothing is merged, so nothing waits.
     assert solve(of, bucket=False).buckets == ()

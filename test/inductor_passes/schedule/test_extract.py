@@ -6,9 +6,9 @@ import torch
 from programs import EVERY_KIND, GATHERS, RANKS, every_kind, gathers, wait
 
 from inductor_passes.cost import TopologyCostModel, load_topology
-from inductor_passes.graph.dependencies import fences, shows_that_ranks_differ
+from inductor_passes.graph.dependencies import barriers, shows_that_ranks_differ
 from inductor_passes.schedule.extract import extract
-from inductor_passes.schedule.solver.evaluate import check_schedule, judge
+from inductor_passes.schedule.solver.evaluate import check_schedule, evaluate
 from inductor_passes.schedule.solver.problem import check_problem, program_order
 from inductor_passes.schedule.solver.solve import solve
 from inductor_passes.simulate import simulate
@@ -49,10 +49,10 @@ def test_the_problem_predicts_what_the_simulator_does(program, shapes, stretch):
     cost = TopologyCostModel(topology)
     problem = extract(graph, cost).problem
     check_problem(problem)
-    judged, timeline = judge(problem, program_order(problem)), simulate(graph, cost)
-    assert judged.makespan_us == pytest.approx(timeline.makespan_us)
-    assert judged.exposed_us == pytest.approx(timeline.exposed_us)
-    assert judged.peak_bytes == timeline.peak_bytes
+    evaluated, timeline = evaluate(problem, program_order(problem)), simulate(graph, cost)
+    assert evaluated.makespan_us == pytest.approx(timeline.makespan_us)
+    assert evaluated.exposed_us == pytest.approx(timeline.exposed_us)
+    assert evaluated.peak_bytes == timeline.peak_bytes
 
 
 def test_a_link_table_holds_every_payload_and_any_bucket():
@@ -129,7 +129,7 @@ def test_effects_are_fences():
 
     graph = trace(program, [4])
     extracted = extract(graph, FixedCost())
-    assert [n.name for n in fences(graph)] == ["note"]
+    assert [n.name for n in barriers(graph)] == ["note"]
     assert behind(extracted, "note") >= {"add"}
     assert behind(extracted, "mul") >= {"note"}
     library._destroy()
@@ -156,7 +156,8 @@ def test_order_holds_no_memory():
     graph = trace(program, [64, 64], [64, 64])
     problem = extract(graph, FixedCost()).problem
     assert (
-        judge(problem, program_order(problem)).peak_bytes == simulate(graph, FixedCost()).peak_bytes
+        evaluate(problem, program_order(problem)).peak_bytes
+        == simulate(graph, FixedCost()).peak_bytes
     )
 
 

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from inductor_passes.schedule.solver import search, solve
-from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.evaluate import evaluate
 from inductor_passes.schedule.solver.problem import MIB, Node, Problem, check_problem
 from inductor_passes.schedule.solver.repeated_layers import (
     FEWEST_LAYERS,
@@ -142,8 +142,8 @@ def test_the_whole_is_scheduled_few_times_and_as_well_as_by_a_search_on_it():
     most = max(scheduled)
     assert sum(count == most for count in scheduled) <= 3 * (search.WAYS + search.SLIMMED)
     assert sum(count < most / 5 for count in scheduled) > 10
-    judged = judge(whole, found.schedule)
-    assert judged.makespan_us == pytest.approx(found.makespan_us) and found.within_cap
+    evaluated = evaluate(whole, found.schedule)
+    assert evaluated.makespan_us == pytest.approx(found.makespan_us) and found.within_cap
     with mock.patch.object(solve, "folded", lambda problem: None):
         searched = solve.solve(whole)
     assert found.makespan_us <= 1.01 * searched.makespan_us
@@ -151,6 +151,6 @@ def test_the_whole_is_scheduled_few_times_and_as_well_as_by_a_search_on_it():
 
 def test_where_no_way_fits_the_whole_is_searched():
     whole = layered(20_000)
-    with mock.patch.object(solve, "rehearse", lambda *how: []):
+    with mock.patch.object(solve, "search_folded", lambda *how: []):
         found = solve.solve(whole)
     assert found.within_cap and found.gap < 0.2

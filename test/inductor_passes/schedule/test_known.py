@@ -17,7 +17,7 @@ def solved(monkeypatch):
         return mock.Mock(name=problem.name)
 
     monkeypatch.setattr(known, "solve", solve)
-    monkeypatch.setattr(known, "_known", type(known._known)())
+    monkeypatch.setattr(known, "_solutions", type(known._solutions)())
     return asked
 
 

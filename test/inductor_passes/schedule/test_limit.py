@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_problems import problems
 
-from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.evaluate import evaluate
 from inductor_passes.schedule.solver.lower_bound import limit_us
 from inductor_passes.schedule.solver.problem import Problem, program_order
 from inductor_passes.schedule.solver.solve import solve
@@ -15,7 +15,7 @@ from inductor_passes.schedule.solver.solve import solve
 @settings(max_examples=150, deadline=None)
 @given(problems())
 def test_no_order_is_shorter(problem):
-    assert limit_us(problem) <= judge(problem, program_order(problem)).makespan_us * (1 + 1e-9)
+    assert limit_us(problem) <= evaluate(problem, program_order(problem)).makespan_us * (1 + 1e-9)
     assert limit_us(problem) <= solve(problem).makespan_us * (1 + 1e-9)
 
 

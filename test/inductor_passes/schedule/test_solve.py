@@ -23,7 +23,7 @@ from small_problems import (
     wait,
 )
 
-from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.evaluate import evaluate
 from inductor_passes.schedule.solver.list_scheduler import Rules, expand
 from inductor_passes.schedule.solver.lower_bound import Certificate
 from inductor_passes.schedule.solver.problem import program_order
@@ -38,13 +38,13 @@ PROBLEMS = sorted(Path(FOLDER).glob("*.json.gz")) if FOLDER else []
 
 def check(of, solution):
     """What every solution promises."""
-    judged = judge(of, solution.schedule)
-    original = judge(of, program_order(of))
-    assert judged.makespan_us == solution.makespan_us
-    assert judged.peak_bytes == solution.peak_bytes <= solution.cap_bytes
-    assert judged.makespan_us <= original.makespan_us
-    assert solution.bound_us <= solution.own_bound_us <= judged.makespan_us * (1 + 1e-9)
-    assert sum(exposed.us for exposed in solution.reasons) == pytest.approx(judged.exposed_us)
+    evaluated = evaluate(of, solution.schedule)
+    original = evaluate(of, program_order(of))
+    assert evaluated.makespan_us == solution.makespan_us
+    assert evaluated.peak_bytes == solution.peak_bytes <= solution.cap_bytes
+    assert evaluated.makespan_us <= original.makespan_us
+    assert solution.bound_us <= solution.own_bound_us <= evaluated.makespan_us * (1 + 1e-9)
+    assert sum(exposed.us for exposed in solution.reasons) == pytest.approx(evaluated.exposed_us)
 
 
 @settings(max_examples=50)
@@ -73,11 +73,11 @@ def test_a_draft_is_given_up_once_it_is_longer_than_it_may_be():
     tasks = Tasks(layers(8))
     search = Search(tasks, 1 << 40, 100.0, merges=False)
     rules = Rules("program", launch_ahead=0.005)
-    whole = search.draft_by(rules).draft.makespan_us
+    whole = search.candidate_by(rules).candidate.makespan_us
     latest = search._latest_by(rules)
     for worth, kept in ((whole, True), (whole - 1, False)):
-        found = search._draft(rules, latest, 0, worth_us=worth)
-        assert (found in search.found) == (found.draft.makespan_us == whole) == kept
+        found = search._candidate(rules, latest, 0, worth_us=worth)
+        assert (found in search.found) == (found.candidate.makespan_us == whole) == kept
 
 
 def test_a_search_ends_with_a_draft_that_none_can_beat():
@@ -92,7 +92,7 @@ def test_a_search_ends_with_a_draft_that_none_can_beat():
             least=Certificate(least_us, "", (), (0.0,) * tasks.count),
         )
         search.run()
-        return [each.draft.makespan_us for each in search.found]
+        return [each.candidate.makespan_us for each in search.found]
 
     best = min(found(0.0))
     assert min(found(best)) == best
@@ -215,12 +215,14 @@ def test_a_cap_that_nothing_fits_returns_the_leanest():
 def test_a_draft_takes_no_more_time_and_memory_than_it_thinks(of):
     tasks = Tasks(of)
     for extra in (MIB, 1 << 40):
-        search = Search(tasks, judge(of, program_order(of)).peak_bytes + extra, 40.0, merges=True)
+        search = Search(
+            tasks, evaluate(of, program_order(of)).peak_bytes + extra, 40.0, merges=True
+        )
         search.run()
         for found in search.found:
-            judged = judge(of, expand(tasks, found.draft.steps))
-            assert judged.makespan_us <= found.draft.makespan_us * (1 + 1e-9)
-            assert judged.peak_bytes <= found.draft.peak_bytes
+            evaluated = evaluate(of, expand(tasks, found.candidate.steps))
+            assert evaluated.makespan_us <= found.candidate.makespan_us * (1 + 1e-9)
+            assert evaluated.peak_bytes <= found.candidate.peak_bytes
 
 
 def test_an_empty_problem_and_one_without_collectives():

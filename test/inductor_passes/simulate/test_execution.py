@@ -57,14 +57,14 @@ class TestRules(TestCase):
         self.assertEqual((run.blocked[2], run.blocked[3]), (60.0, 0.0))
 
     def test_compute_beside_a_collective_is_stretched_as_long_as_it_lasts(self):
-        beside = dataclasses.replace(program(("a", 30), 20, 20, [0]), stretch=2.0)
+        beside = dataclasses.replace(program(("a", 30), 20, 20, [0]), slowdown=2.0)
         run = execute(beside)
         # 15 of the first 20 are done when the channel is free: 30 us, then at full pace.
         self.assertEqual((run.start[2], run.end[2], run.makespan_us), (35.0, 55.0, 55.0))
         self.assertEqual((run.compute_us, run.exposed_us), (55.0, 0.0))
 
     def test_any_busy_channel_stretches(self):
-        run = execute(dataclasses.replace(program(("a", 10), ("b", 40), 20, 10), stretch=2.0))
+        run = execute(dataclasses.replace(program(("a", 10), ("b", 40), 20, 10), slowdown=2.0))
         self.assertEqual((run.end[2], run.end[3]), (40.0, 50.0))
 
     def test_two_channels_run_side_by_side(self):

@@ -199,7 +199,7 @@ def test_a_workspace_grows_and_keeps_what_a_graph_may_have_recorded(symmetric, m
         kept = space.buffers[0].untyped_storage().data_ptr()
         assert {t.untyped_storage().data_ptr() for t in (space.peers, space.state)} == {kept}
         assert space.peers.tolist() == [buffer.data_ptr() for buffer in space.buffers]
-        assert space.state[0, spaces.device.SPIN_LIMIT.value] == spaces.spin_limit_told()
+        assert space.state[0, spaces.device.SPIN_LIMIT.value] == spaces.spin_limit_of_environment()
     first.reports[0, :5] = torch.tensor([1, 3, 7, 5, 4])  # a replay of the old graph gives up
     with pytest.raises(KernelError, match="gave up on chunk 7 of rank 3"):
         spaces.raise_if_failed()

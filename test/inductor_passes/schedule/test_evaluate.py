@@ -4,7 +4,7 @@ import pytest
 from small_problems import MIB, compute, launch, layers, node_input, output, problem, wait
 
 from inductor_passes.errors import ProblemError
-from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.evaluate import evaluate
 from inductor_passes.schedule.solver.problem import Schedule, program_order
 from inductor_passes.schedule.solver.solve import solve
 
@@ -24,26 +24,26 @@ def two_gathers(copy_bytes_per_us=1e12):
 
 
 def test_program_order_waits_for_each():
-    judged = judge(two_gathers(), program_order(two_gathers()))
-    assert judged.makespan_us == 40.0
-    assert judged.exposed_by_launch == {1: 10.0, 3: 10.0}
+    evaluated = evaluate(two_gathers(), program_order(two_gathers()))
+    assert evaluated.makespan_us == 40.0
+    assert evaluated.exposed_by_launch == {1: 10.0, 3: 10.0}
     # Both gathers, then the second is still there beside both products.
-    assert judged.peak_bytes == 9 * MIB
+    assert evaluated.peak_bytes == 9 * MIB
 
 
 def test_a_gather_hides_under_a_product():
-    judged = judge(two_gathers(), Schedule((0, 1, 3, 2, 5, 4, 6, 7)))
-    assert judged.makespan_us == 30.0
-    assert judged.exposed_us == 10.0
-    assert (judged.start_us[3], judged.end_us[3]) == (10.0, 20.0)
+    evaluated = evaluate(two_gathers(), Schedule((0, 1, 3, 2, 5, 4, 6, 7)))
+    assert evaluated.makespan_us == 30.0
+    assert evaluated.exposed_us == 10.0
+    assert (evaluated.start_us[3], evaluated.end_us[3]) == (10.0, 20.0)
 
 
 def test_a_bucket_costs_one_launch_and_its_copies():
     rate = 2 * MIB / 4.0  # 2 MiB of payload: 8 us to pack; 8 MiB of results: 32 us to unpack
-    judged = judge(two_gathers(rate), Schedule((0, 1, 3, 2, 4, 5, 6, 7), ((1, 3),)))
-    assert judged.makespan_us == pytest.approx(8 + 15 + 32 + 20)
-    assert judged.exposed_by_launch == {1: 15.0}
-    assert judged.peak_bytes == 10 * MIB  # both results and the packed copy
+    evaluated = evaluate(two_gathers(rate), Schedule((0, 1, 3, 2, 4, 5, 6, 7), ((1, 3),)))
+    assert evaluated.makespan_us == pytest.approx(8 + 15 + 32 + 20)
+    assert evaluated.exposed_by_launch == {1: 15.0}
+    assert evaluated.peak_bytes == 10 * MIB  # both results and the packed copy
 
 
 BROKEN = {
@@ -63,7 +63,7 @@ BROKEN = {
 @pytest.mark.parametrize("message", BROKEN)
 def test_broken_schedules_are_refused(message):
     with pytest.raises(ProblemError) as caught:
-        judge(two_gathers(), BROKEN[message])
+        evaluate(two_gathers(), BROKEN[message])
     assert str(caught.value) == message
 
 
@@ -72,13 +72,13 @@ def test_a_bucket_of_different_groups_is_refused():
         node_input(), launch(0), launch(0, group="b"), wait(1), wait(2), output(3, 4)
     )  # fmt: skip
     with pytest.raises(ProblemError, match="mixes groups"):
-        judge(mixed, Schedule(tuple(range(6)), ((1, 2),)))
+        evaluate(mixed, Schedule(tuple(range(6)), ((1, 2),)))
 
 
 def test_a_bucket_along_a_path_is_refused():
     chained = problem(node_input(), launch(0), launch(1), wait(1), wait(2), output(3, 4))
     with pytest.raises(ProblemError, match="Launch 2 depends on another launch of its bucket"):
-        judge(chained, Schedule(tuple(range(6)), ((1, 2),)))
+        evaluate(chained, Schedule(tuple(range(6)), ((1, 2),)))
 
 
 def break_order(rng, of, order):
@@ -99,7 +99,7 @@ def break_order(rng, of, order):
 def test_mutated_solutions_are_refused(seed):
     of = layers(6)
     solution = solve(of)
-    judge(of, solution.schedule)
+    evaluate(of, solution.schedule)
     order = break_order(random.Random(seed), of, list(solution.order))
     with pytest.raises(ProblemError):
-        judge(of, Schedule(tuple(order), solution.buckets))
+        evaluate(of, Schedule(tuple(order), solution.buckets))
