@@ -17,6 +17,7 @@ from inductor_passes.errors import InvariantError, OptionError
 from inductor_passes.graph.edit import computed
 from inductor_passes.graph.invariants import check_functional
 from inductor_passes.records import ScheduleRecord, SplitRecord
+from inductor_passes.torch_compat.nodes import namespace
 
 if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
@@ -202,7 +203,7 @@ class Rewrite(GraphPass):
         known = set(before)
         for node in graph.nodes:
             touched = node not in known or any(n not in known for n in node.all_input_nodes)
-            if touched and getattr(node.target, "namespace", "") in _NAMESPACES:
+            if touched and namespace(node.target) in _NAMESPACES:
                 self._check(node)
 
     def _check(self, node: fx.Node) -> None:

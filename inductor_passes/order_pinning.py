@@ -15,6 +15,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.graph.aliasing import op_facts
 from inductor_passes.graph.collectives import is_launch, is_wait, waits_of
 from inductor_passes.torch_compat import inductor
+from inductor_passes.torch_compat.nodes import namespace, overload_packet
 
 NAME = "pin_order"
 # Below this a reduction hides too little to be worth a dependency.
@@ -57,9 +58,9 @@ def has_own_kernel(node: fx.Node) -> bool:
     """Return whether Inductor gives the node a kernel call of its own (a matrix product,
     attention ...).
     """
-    if getattr(node.target, "namespace", "") == FUSED_NAMESPACE:
+    if namespace(node.target) == FUSED_NAMESPACE:
         return True
-    return getattr(node.target, "overloadpacket", None) in OWN_KERNEL
+    return overload_packet(node.target) in OWN_KERNEL
 
 
 def pin_order(graph: fx.Graph, cost: CostModel) -> int:
@@ -113,8 +114,7 @@ def _reads(node: fx.Node, some: set[fx.Node]) -> bool:
 def _is_anchor(node: fx.Node, cost: CostModel) -> bool:
     if has_own_kernel(node):
         return True
-    packet = getattr(node.target, "overloadpacket", None)
-    return packet in REDUCTIONS and cost.compute_us(node) >= MIN_REDUCTION_US
+    return overload_packet(node.target) in REDUCTIONS and cost.compute_us(node) >= MIN_REDUCTION_US
 
 
 def _wait_as_upstream(graph: fx.Graph) -> None:

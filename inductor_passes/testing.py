@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from inductor_passes.graph.printing import dump as dump
 from inductor_passes.torch_compat.aot import fake_tensor_mode, run_on_local_tensors
 from inductor_passes.torch_compat.c10d import init_fake_group
+from inductor_passes.torch_compat.nodes import overload_packet
 
 
 @contextlib.contextmanager
@@ -112,8 +113,8 @@ class FixedCost:
         self._compute = compute
 
     def compute_us(self, node: fx.Node) -> float:
-        packet = getattr(node.target, "overloadpacket", None)
-        return self._compute.get(getattr(packet, "__name__", ""), 0.0)
+        packet = overload_packet(node.target)
+        return 0.0 if packet is None else self._compute.get(packet.__name__, 0.0)
 
     def launch_us(self, launch: fx.Node) -> float:
         return self._launch

@@ -65,7 +65,26 @@ def launching_us(cost: CostModel) -> float:
     """Processor time that each launch takes of what computes; 0 where a model has no such
     figure.
     """
-    return float(getattr(cost, "launching_us", 0.0))
+    return float(cost.launching_us) if isinstance(cost, _PricesLaunching) else 0.0
+
+
+def machine_of(cost: CostModel | None) -> Machine | None:
+    """Return the machine that a model prices for; None where it prices from something else."""
+    machine = cost.machine if isinstance(cost, _HasMachine) else None
+    return machine if isinstance(machine, Machine) else None
+
+
+# What a third party's model may have beyond ``CostModel``.
+@runtime_checkable
+class _PricesLaunching(Protocol):
+    @property
+    def launching_us(self) -> float: ...
+
+
+@runtime_checkable
+class _HasMachine(Protocol):
+    @property
+    def machine(self) -> object: ...
 
 
 class TopologyCostModel:

@@ -20,7 +20,7 @@ from torch import fx
 
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.machine import Machine
-from inductor_passes.cost.model import PREDICTED_US
+from inductor_passes.cost.model import PREDICTED_US, machine_of
 from inductor_passes.fused.kernels import availability, register_operators
 from inductor_passes.graph.aliasing import op_facts
 from inductor_passes.graph.collectives import (
@@ -221,8 +221,8 @@ class Fusion(GraphPass):
                 # Simulated once a graph, and only if something can be fused. After a fusion the
                 # times are those of the graph before it, which all ranks have alike.
                 exposed = exposed or simulate(graph, self.cost).exposed_by_launch
-                machine = getattr(self.cost, "machine", None)
-                if not isinstance(machine, Machine):
+                machine = machine_of(self.cost)
+                if machine is None:
                     reason = "the cost model has no topology to predict the kernel from"
                 else:
                     predicted = found.predict(machine, self.cost, exposed.get(launch.name, 0.0))

@@ -14,7 +14,7 @@ from torch import fx
 
 from inductor_passes.graph.aliasing import is_view, per_operator
 from inductor_passes.graph.collectives import role
-from inductor_passes.torch_compat.nodes import size_hint
+from inductor_passes.torch_compat.nodes import is_reduction, size_hint
 
 Loop = Literal["pointwise", "picking", "reduction", "cat", "no memory", "none"]
 
@@ -36,7 +36,6 @@ _NO_MEMORY = frozenset("empty empty_like empty_strided new_empty new_empty_strid
 # torch/_inductor/choices.py, reduction_split_factor: more than 8192 elements to fewer results than
 # twice the multiprocessors (132 on the GPUs whose topologies we ship).
 _SPLIT_LENGTH, _SPLIT_RESULTS = 8192, 264
-_TAG_REDUCTION = getattr(torch.Tag, "reduction", None)  # not in every supported torch
 
 
 class NodeKind:
@@ -111,7 +110,7 @@ def loop_of(target: object) -> Loop:
         return "cat"
     if name in _PICKING:
         return "picking"
-    if name in _REDUCTIONS or (_TAG_REDUCTION is not None and _TAG_REDUCTION in tags):
+    if name in _REDUCTIONS or is_reduction(target):
         return "reduction"
     return "pointwise" if torch.Tag.pointwise in tags or name in _POINTWISE else "none"
 

@@ -8,6 +8,8 @@ import re
 import torch
 from torch import fx
 
+from inductor_passes.torch_compat.nodes import function_name
+
 
 def dump(graph: fx.Graph) -> str:
     """One line a node, ``name: [local shape] = op(arguments)``; the last line is what is returned.
@@ -34,7 +36,7 @@ def _op_name(node: fx.Node) -> str:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return target._opname
-    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+    return function_name(target)
 
 
 def _shape(value: object) -> str:

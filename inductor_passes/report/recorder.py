@@ -64,16 +64,7 @@ def compile_id() -> str:
     Within one trace of AOTAutograd's it is the same each time, in the backward graph too; outside
     of any each call counts one further.
     """
-    if found := dynamo.compile_id():
-        return found
-    trace = dynamo.trace_in_work()
-    known = getattr(trace, "dist_graph_id", None)
-    if known is not None:
-        return str(known)
-    made = f"{_OURS}{next(_numbers)}"
-    if trace is not None:
-        trace.dist_graph_id = made
-    return made
+    return dynamo.compile_id() or dynamo.own_id_of_trace(lambda: f"{_OURS}{next(_numbers)}")
 
 
 def in_this_process(graph_id: str) -> str:

@@ -32,6 +32,7 @@ from inductor_passes.graph.edit import aten, emit, erase_unused, replace, static
 from inductor_passes.graph_pass import Numerics, PassStats, Rewrite
 from inductor_passes.rewrite.inner_dimensions import cut_first
 from inductor_passes.torch_compat.c10d import group_ranks, known_groups
+from inductor_passes.torch_compat.nodes import function_name
 
 # Functions and methods in which a plain tensor is never sliced; a DTensor's are redistributed.
 _NOT_SLICING = frozenset(
@@ -115,9 +116,7 @@ def _is_of_dtensor(node: fx.Node) -> bool:
     stack = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack")
     if not stack:
         return False
-    target = stack[-1][1]
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name.strip("_") in _NOT_SLICING
+    return function_name(stack[-1][1]).strip("_") in _NOT_SLICING
 
 
 c10d = torch.ops._c10d_functional

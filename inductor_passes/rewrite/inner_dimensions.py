@@ -11,6 +11,7 @@ from torch import fx
 
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.machine import Machine
+from inductor_passes.cost.model import machine_of
 from inductor_passes.graph.collectives import (
     group_size,
     launches,
@@ -248,8 +249,8 @@ class ScatterByExchange(Rewrite):
 
     def run(self, graph: fx.Graph) -> PassStats:
         count = saved = 0
-        machine = getattr(self.cost, "machine", None)
-        if isinstance(machine, Machine) and machine.reduce_scatter_rounds > 1:
+        machine = machine_of(self.cost)
+        if machine is not None and machine.reduce_scatter_rounds > 1:
             for launch in launches(graph):
                 if _is_sum_of_floats(launch) and self._exchange(graph, launch, machine):
                     ranks = group_size(launch)

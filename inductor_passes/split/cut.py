@@ -26,7 +26,7 @@ from inductor_passes.split.rules.rule import (
     SUM,
     Cut,
     InParts,
-    Place,
+    Layout,
     has_equal,
     is_broadcast,
     known,
@@ -140,11 +140,11 @@ class Cutter:
             args = node.args
         return fx.node.map_arg(args, read), fx.node.map_arg(node.kwargs, read)
 
-    def _part(self, node: fx.Node, cut: Place, i: int) -> fx.Node:
+    def _part(self, node: fx.Node, cut: Layout, i: int) -> fx.Node:
         """Part ``i`` of a value: as it was computed, or a slice of all of it."""
         if node in self._parts:
-            place = self._region.places[node]
-            if place == cut or isinstance(place, tuple):
+            layout = self._region.layouts[node]
+            if layout == cut or isinstance(layout, tuple):
                 return self._parts[node][i]
         assert isinstance(cut, Cut), f"{cut} of %{node.name}"
         key = node, cut
@@ -235,7 +235,7 @@ class Cutter:
         if node not in self._region.steps:
             return node
         if node not in self._wholes:
-            cut = self._region.places[node]
+            cut = self._region.layouts[node]
             # Counts are no rows: the whole is their sum, not their join.
             if isinstance(cut, Addends):
                 self._wholes[node] = self._added(node)
@@ -367,7 +367,7 @@ def cut_all(
 
 
 class _Maker:
-    """Makes the parts of one node, for a rule that does so itself (``places.Maker``)."""
+    """Makes the parts of one node, for a rule that does so itself (``rule.Maker``)."""
 
     def __init__(self, cutter: Cutter, node: fx.Node, step: InParts) -> None:
         self.node, self.count = node, cutter._count

@@ -16,7 +16,7 @@ from inductor_passes.split.rules import step_of
 from inductor_passes.split.rules.counting import keys_of
 from inductor_passes.split.rules.routing import SORTS
 from inductor_passes.split.rules.rows import Addends, Routed
-from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Place
+from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Layout
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Region:
     cut: Cut
     parts: int
     steps: dict[fx.Node, InParts] = field(default_factory=dict)
-    places: dict[fx.Node, Place] = field(default_factory=dict)
+    layouts: dict[fx.Node, Layout] = field(default_factory=dict)
     ended: dict[fx.Node, str] = field(default_factory=dict)
     left: dict[fx.Node, str] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class Region:
         # Rows in an order of their own cannot cross the edge: half of a routed part is worth
         # nothing.
         if any(
-            _keys(self.places.get(source)) is not None and (source in steps) != (node in steps)
+            _keys(self.layouts.get(source)) is not None and (source in steps) != (node in steps)
             for node in self.steps
             for source in node.all_input_nodes
         ):
@@ -83,11 +83,11 @@ class Region:
         now read in place of their nodes.
         """
         was = {now: node for node, now in wholes.items()}
-        edge: dict[fx.Node, Place] = {}  # what is read in parts, and computed whole
+        edge: dict[fx.Node, Layout] = {}  # what is read in parts, and computed whole
         for source in (source for node in self.steps for source in node.all_input_nodes):
             node = was.get(source, source)
-            if node in self.places and node not in self.steps:
-                edge[source] = self.places[node]
+            if node in self.layouts and node not in self.steps:
+                edge[source] = self.layouts[node]
         seed = wholes.get(self.seed, self.seed)
         made = spread(positions, seed, self.cut, self.parts, within=self.steps, edge=edge)
         made.ended = self.ended
@@ -110,7 +110,7 @@ def spread(
     within: Collection[fx.Node] | None = None,
     *,
     without: Collection[fx.Node] = (),
-    edge: Mapping[fx.Node, Place] | None = None,
+    edge: Mapping[fx.Node, Layout] | None = None,
 ) -> Region:
     """Compute everything downstream of ``seed`` in chunks, as far as rules allow.
 
@@ -142,7 +142,7 @@ def _spread(
     within: Collection[fx.Node] | None,
     whole: Mapping[fx.Node, str],
     without: Collection[fx.Node],
-    edge: Mapping[fx.Node, Place] | None,
+    edge: Mapping[fx.Node, Layout] | None,
 ) -> Region:
     """Compute the nodes downstream of ``seed`` in chunks.
 
@@ -152,27 +152,27 @@ def _spread(
     queue: list[tuple[int, fx.Node]] = []
     seen: set[fx.Node] = set()
 
-    def lie(node: fx.Node, place: Place) -> None:
-        region.places[node] = place
+    def set_layout(node: fx.Node, layout: Layout) -> None:
+        region.layouts[node] = layout
         for user in node.users:
             if user not in seen:
                 seen.add(user)
-                # In graph order, so that all inputs of a node have their places before it.
+                # In graph order, so that all inputs of a node have their layouts before it.
                 heapq.heappush(queue, (positions.of[user], user))
 
-    for node, place in ({seed: cut} if edge is None else edge).items():
-        lie(node, place)
+    for node, layout in ({seed: cut} if edge is None else edge).items():
+        set_layout(node, layout)
     while queue:
         _, node = heapq.heappop(queue)
         if node in without or (within is not None and node not in within):
             region.left[node] = "it is not to be in parts"
             continue
-        near = {n: region.places[n] for n in node.all_input_nodes if n in region.places}
+        near = {n: region.layouts[n] for n in node.all_input_nodes if n in region.layouts}
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source not in region.steps:
-            lies = region.places[source]  # one of several results of what was computed whole
+            lies = region.layouts[source]  # one of several results of what was computed whole
             if isinstance(lies, tuple) and (one := lies[cast(int, node.args[1])]) is not None:
-                lie(node, one)
+                set_layout(node, one)
             continue
         try:
             if launches is not None and is_launch(node) and node not in launches:
@@ -189,11 +189,11 @@ def _spread(
                 # The operator itself runs whole, but what reads its result may be computed in
                 # chunks again: a norm over the cut dimension between two products.
                 if (again := _behind(node, near)) is not None:
-                    lie(node, again)
+                    set_layout(node, again)
             continue
         region.steps[node] = step
         if step.out != "sum":
-            lie(node, step.out)
+            set_layout(node, step.out)
     return region
 
 
@@ -217,12 +217,12 @@ def _wanted_whole(region: Region) -> dict[fx.Node, str]:
     found: dict[fx.Node, str] = {}
     for node, reason in region.left.items():
         for source in node.all_input_nodes:
-            if (keys := _keys(region.places.get(source))) is not None:
+            if (keys := _keys(region.layouts.get(source))) is not None:
                 what = "it is returned" if node.op == "output" else f"%{node.name}: {reason}"
                 found.setdefault(keys, f"its order is read whole ({what})")
     for node, step in region.steps.items():
         for source in node.all_input_nodes:
-            keys = _keys(region.places.get(source))
+            keys = _keys(region.layouts.get(source))
             # A rule that leaves an input out of ``reads`` wants it whole. With arguments of its own
             # it may not read that input at all.
             if keys is not None and source not in step.reads and step.args is None:
@@ -232,26 +232,26 @@ def _wanted_whole(region: Region) -> dict[fx.Node, str]:
     counted: dict[fx.Node, None] = {}
     sent = set()
     for node, step in region.steps.items():
-        for place in step.reads.values() if is_launch(node) else ():
-            if isinstance(place, Routed):
+        for layout in step.reads.values() if is_launch(node) else ():
+            if isinstance(layout, Routed):
                 # Counts alone are not worth it: splitting the sort pays only if rows in its order
                 # are exchanged, chunk by chunk.
-                sent.add(place.keys)
-            elif isinstance(place, Addends) and place.keys is not None:
-                counted[place.keys] = None
+                sent.add(layout.keys)
+            elif isinstance(layout, Addends) and layout.keys is not None:
+                counted[layout.keys] = None
     return {keys: "no rows in its order are exchanged" for keys in counted if keys not in sent}
 
 
-def _keys(place: Place | None) -> fx.Node | None:
-    """Return the keys of the sort that a place depends on, if no join makes its value whole."""
-    if isinstance(place, tuple):
-        return next((keys for one in place if (keys := _keys(one)) is not None), None)
-    if isinstance(place, Addends) and not place.joins:
-        return place.keys
-    return place.keys if isinstance(place, Routed) else None
+def _keys(layout: Layout | None) -> fx.Node | None:
+    """Return the keys of the sort that a layout depends on, if no join makes its value whole."""
+    if isinstance(layout, tuple):
+        return next((keys for one in layout if (keys := _keys(one)) is not None), None)
+    if isinstance(layout, Addends) and not layout.joins:
+        return layout.keys
+    return layout.keys if isinstance(layout, Routed) else None
 
 
-def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
+def _behind(node: fx.Node, near: dict[fx.Node, Layout]) -> Layout | None:
     """How a result that was computed whole is read in parts again: like an input of its shape."""
     if is_launch(node) or node.op != "call_function":
         return None

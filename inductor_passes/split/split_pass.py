@@ -130,9 +130,9 @@ def _shares(region: Region, launch: fx.Node, size: int) -> tuple[float | None, f
     tokens those that are routed (None).
     """
     reads = region.steps[launch].reads
-    if any(isinstance(place, Routed) for place in reads.values()):
+    if any(isinstance(layout, Routed) for layout in reads.values()):
         return None, None
-    if any(isinstance(place, Addends) for place in reads.values()):
+    if any(isinstance(layout, Addends) for layout in reads.values()):
         return size, None
     equal = all(
         isinstance(cut, Cut) and has_equal(cut, shape_of(source), region.parts)

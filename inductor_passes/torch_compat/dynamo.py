@@ -82,6 +82,21 @@ def trace_in_work() -> Any:
     return TracingContext.try_get()
 
 
+def own_id_of_trace(make: Callable[[], str]) -> str:
+    """Return what ``make`` has made for the trace in work, made once; outside of a trace each time.
+
+    It is kept on torch's context, which lives exactly as long as the trace.
+    """
+    trace = trace_in_work()
+    found = getattr(trace, "dist_graph_id", None)
+    if found is not None:
+        return str(found)
+    made = make()
+    if trace is not None:
+        trace.dist_graph_id = made
+    return made
+
+
 def metadata_in_work() -> Any:
     """Return what AOTAutograd has noted of inputs and outputs of the graph in work.
     ``fw_metadata`` was seen in 2.11 to 2.15.

@@ -100,6 +100,28 @@ def namespace(target: object) -> str | None:
     return None
 
 
+def overload_packet(target: object) -> OpOverloadPacket[..., Any] | None:
+    """Return the operator of which a target is an overload; None for anything else.
+
+    ``torch._ops`` was seen in 2.11 to 2.15.
+    """
+    return target.overloadpacket if isinstance(target, OpOverload) else None
+
+
+def function_name(target: object) -> str:
+    """Name of an operator or a function; the text of what has none."""
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def is_reduction(target: OpOverload[..., Any]) -> bool:
+    """Return whether torch tags an overload as a reduction; false where torch has no such tag.
+
+    ``Tag.reduction`` was seen in 2.13; not every supported torch has it.
+    """
+    tag = getattr(torch.Tag, "reduction", None)
+    return tag is not None and tag in target.tags
+
+
 def is_random(target: object) -> bool:
     """Return whether an overload draws random numbers. ``Tag.nondeterministic_seeded`` was seen
     in 2.11 to 2.15.

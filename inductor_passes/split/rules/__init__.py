@@ -13,7 +13,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Place,
+    Layout,
     Rule,
     fits,
     has_equal,
@@ -73,12 +73,13 @@ def _may_be_cut(target: object) -> None:
 
 def step_of(
     node: fx.Node,
-    places: Mapping[fx.Node, Place],
+    layouts: Mapping[fx.Node, Layout],
     parts: int,
     whole: Collection[fx.Node] = (),
 ) -> InParts:
-    """Return how a node is computed in parts, whose inputs lie as ``places`` says. Raises EndsError
-    with the reason.
+    """Return how a node is computed in parts, whose inputs lie as ``layouts`` says.
+
+    Raises EndsError with the reason.
 
     ``whole``: keys by which tokens are sorted and counted whole.
     """
@@ -86,9 +87,9 @@ def step_of(
         raise EndsError("it is no operator")
     _may_be_cut(node.target)
     rule = None
-    step = routing.step_by_token(node, places, parts, whole)
+    step = routing.step_by_token(node, layouts, parts, whole)
     if step is None:
-        others = {n: place for n, place in places.items() if not isinstance(place, Addends)}
+        others = {n: layout for n, layout in layouts.items() if not isinstance(layout, Addends)}
         rule = rule_of(node.target)
         step = rule(node, others, parts)
     if isinstance(step.out, Cut):

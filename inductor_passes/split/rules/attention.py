@@ -17,21 +17,21 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import CAST, aten
-from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Maker, Place, Rule, sizes
+from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Layout, Maker, Rule, sizes
 
 BATCH, TOKENS = Cut(0), Cut(2)  # of [batch, heads, tokens, width]
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def attention(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
+def attention(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InParts:
     """Attend in a part of the batch, or for a part of the queries. A mask that all sequences
     share is read whole.
     """
     # Chunks would draw other numbers than the whole.
     if argument(node, "dropout_p"):
         raise EndsError("it draws random numbers")
-    found = set(places.values())
+    found = set(layouts.values())
     if found == {TOKENS}:
         return _by_queries(node)
     if found != {BATCH}:

@@ -8,10 +8,10 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import MEMBERS, argument, group_size
-from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Place, Rule, cut_of, sizes
+from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Layout, Rule, cut_of, sizes
 
 c10d = torch.ops._c10d_functional
-Places = Mapping[fx.Node, Place]
+Layouts = Mapping[fx.Node, Layout]
 
 
 def _once(launch: fx.Node) -> None:
@@ -22,29 +22,29 @@ def _once(launch: fx.Node) -> None:
         raise EndsError("it was merged of several launches")
 
 
-def wait(node: fx.Node, places: Places, parts: int) -> InParts:
+def wait(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Wait for the launch of a part."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     return InParts(cut, {source: cut})
 
 
-def all_reduce(node: fx.Node, places: Places, parts: int) -> InParts:
+def all_reduce(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Reduce elements at equal places, wherever those are."""
     _once(node)
-    return wait(node, places, parts)
+    return wait(node, layouts, parts)
 
 
-def all_gather(node: fx.Node, places: Places, parts: int) -> InParts:
+def all_gather(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Gather along dimension 0, where the block of each rank then holds a piece of every part."""
     _once(node)
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     return InParts(_gathered(cut, group_size(node)), {source: cut})
 
 
-def reduce_scatter(node: fx.Node, places: Places, parts: int) -> InParts:
+def reduce_scatter(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Scatter along dimension 0 what holds, for each rank, a piece of every part."""
     _once(node)
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     return InParts(_scattered(cut, group_size(node)), {source: cut})
 
 
@@ -65,7 +65,7 @@ def _scattered(cut: Cut, ranks: int) -> Cut:
     return Cut(cut.dim, cut.outer // (1 if cut.dim else ranks))
 
 
-def coalesced(node: fx.Node, places: Places, parts: int) -> InParts:
+def coalesced(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Launch a part of each tensor; one that lies in no parts is cut along its first dimension."""
     _once(node)
     given, ranks = node.args[0], group_size(node)
@@ -74,17 +74,17 @@ def coalesced(node: fx.Node, places: Places, parts: int) -> InParts:
     lies = _COALESCED[node.target]
     reads: dict[fx.Node, Cut] = {}
     for source in sources:
-        cut = places.get(source, Cut(0, max(ranks, 1) if lies is _scattered else 1))
+        cut = layouts.get(source, Cut(0, max(ranks, 1) if lies is _scattered else 1))
         if not isinstance(cut, Cut):
             raise EndsError("what it reads lies in unlike parts")
         reads[source] = cut
     return InParts(tuple(lies(reads[source], ranks) for source in sources), reads)
 
 
-def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
+def all_to_all(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Exchange equal shares along dimension 0, each with a piece of every part."""
     _once(node)
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     given, taken = argument(node, "input_split_sizes"), argument(node, "output_split_sizes")
     ranks = group_size(node)
     if cut.dim:

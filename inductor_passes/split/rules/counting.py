@@ -29,7 +29,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Place,
+    Layout,
     Rule,
     dims_of,
     extents,
@@ -39,7 +39,7 @@ from inductor_passes.split.rules.rule import (
 from inductor_passes.split.rules.views import reshaped
 
 c10d = torch.ops._c10d_functional
-Places = Mapping[fx.Node, Place]
+Layouts = Mapping[fx.Node, Layout]
 _WHOLE = (torch.int16, torch.int32, torch.int64)
 _EXACT = (*_WHOLE, torch.float32, torch.float64)
 # Keep the keys, and their order, if not their shape.
@@ -81,31 +81,34 @@ def _takes_all(node: fx.Node) -> bool:
     return start in (None, 0) and step in (None, 1) and ends
 
 
-def rows_of(node: fx.Node, place: Place | None, parts: int) -> Rows:
+def rows_of(node: fx.Node, layout: Layout | None, parts: int) -> Rows:
     """Return the rows of all elements of a value, flattened to one dimension."""
-    if isinstance(place, Cut):
+    if isinstance(layout, Cut):
         shape = extents(node)
         if not all(isinstance(size, int) for size in shape):
             raise EndsError("its sizes are symbols")
         size = 1
         for each in shape:
             size *= each
-        return Base(size, reshaped(place, shape, (size,), parts).outer)
-    ones = [size for dim, size in enumerate(extents(node)) if dim != getattr(place, "dim", -1)]
-    if isinstance(place, Routed) and place.points is None and all(size == 1 for size in ones):
-        return place.rows
+        return Base(size, reshaped(layout, shape, (size,), parts).outer)
+    own = layout.dim if isinstance(layout, Routed) else -1
+    ones = [size for dim, size in enumerate(extents(node)) if dim != own]
+    if isinstance(layout, Routed) and layout.points is None and all(size == 1 for size in ones):
+        return layout.rows
     raise EndsError("what it counts does not lie in parts")
 
 
-def _counted(node: fx.Node, places: Places, parts: int, keys: fx.Node, classes: object) -> InParts:
+def _counted(
+    node: fx.Node, layouts: Layouts, parts: int, keys: fx.Node, classes: object
+) -> InParts:
     made = tensor(node)
     if not isinstance(classes, int) or made is None or made.dtype not in _EXACT:
         raise EndsError("nobody knows how many kinds it counts")
-    counts = KeyCounts(keys_of(keys), rows_of(keys, places.get(keys), parts), classes)
-    return InParts(Addends(counts), {n: p for n, p in places.items() if not isinstance(p, tuple)})
+    counts = KeyCounts(keys_of(keys), rows_of(keys, layouts.get(keys), parts), classes)
+    return InParts(Addends(counts), {n: p for n, p in layouts.items() if not isinstance(p, tuple)})
 
 
-def one_hot_sum(node: fx.Node, places: Places, parts: int) -> InParts:
+def one_hot_sum(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count by adding what is one where a key is that of a column."""
     source = source_of(node)
     rank = len(extents(source))
@@ -126,14 +129,14 @@ def one_hot_sum(node: fx.Node, places: Places, parts: int) -> InParts:
     if extents(compared)[-1] != 1 or len(extents(compared)) != rank:
         raise EndsError("it counts no keys")
     # Rows are those of the keys, whose last dimension is the one that is compared.
-    place = places.get(source)
+    layout = layouts.get(source)
     keys = compared.args[0] if compared.target is aten.unsqueeze.default else compared
     assert isinstance(keys, fx.Node)
     size = extents(classes)[0]
-    if not isinstance(place, (Cut, Routed)) or not isinstance(size, int):
+    if not isinstance(layout, (Cut, Routed)) or not isinstance(size, int):
         raise EndsError("it counts no keys")
-    counts = KeyCounts(keys_of(keys), rows_of(compared, place, parts), size)
-    return InParts(Addends(counts), {source: place})
+    counts = KeyCounts(keys_of(keys), rows_of(compared, layout, parts), size)
+    return InParts(Addends(counts), {source: layout})
 
 
 def _is_range(node: object) -> bool:
@@ -145,7 +148,7 @@ def _is_range(node: object) -> bool:
     return node.target is prims.iota.default and (start, step) == (0, 1)
 
 
-def added_ones(node: fx.Node, places: Places, parts: int) -> InParts:
+def added_ones(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count by adding a one at the place of each key to zeros."""
     into = source_of(node)
     if node.target is aten.index_put.default:
@@ -160,23 +163,23 @@ def added_ones(node: fx.Node, places: Places, parts: int) -> InParts:
     if not adds or len(extents(into)) != 1 or filled_with(into) != 0 or filled_with(ones) != 1:
         raise EndsError("it counts no keys")
     assert isinstance(keys, fx.Node) and isinstance(ones, fx.Node)
-    step = _counted(node, places, parts, keys, extents(into)[0])
-    place, reads = places.get(keys), dict(step.reads)
-    if ones not in places and extents(ones) not in ((), (1,)):
-        if not isinstance(place, Cut):
+    step = _counted(node, layouts, parts, keys, extents(into)[0])
+    layout, reads = layouts.get(keys), dict(step.reads)
+    if ones not in layouts and extents(ones) not in ((), (1,)):
+        if not isinstance(layout, Cut):
             raise EndsError("it adds a whole value row by row")
-        reads[ones] = place
+        reads[ones] = layout
     return InParts(step.out, reads)
 
 
-def histogram(node: fx.Node, places: Places, parts: int) -> InParts:
+def histogram(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count numbers from 0 on, each in a bin of its own."""
     keys, bins = source_of(node), argument(node, "bins")
     # ``histc`` spreads its bins over [min, max]: one bin for each whole number only from 0 to the
     # number of bins.
     if argument(node, "min") != 0 or argument(node, "max") != bins:
         raise EndsError("its bins are not one for each key")
-    return _counted(node, places, parts, keys, bins)
+    return _counted(node, layouts, parts, keys, bins)
 
 
 # What counts: tried where nothing else is known of it either.
@@ -189,9 +192,9 @@ COUNTING: dict[object, Rule] = {
 }
 
 
-def _addends(node: fx.Node, places: Places) -> dict[fx.Node, Addends]:
+def _addends(node: fx.Node, layouts: Layouts) -> dict[fx.Node, Addends]:
     """Return the addends that it reads, which have to be all values that it reads."""
-    found = {n: p for n in node.all_input_nodes if isinstance(p := places.get(n), Addends)}
+    found = {n: p for n in node.all_input_nodes if isinstance(p := layouts.get(n), Addends)}
     # A count of a chunk and a value of the whole in one operator: neither its sum nor its join
     # would be right.
     if len(found) < len(node.all_input_nodes):
@@ -200,32 +203,32 @@ def _addends(node: fx.Node, places: Places) -> dict[fx.Node, Addends]:
 
 
 def _keys(found: Iterable[Addends]) -> fx.Node | None:
-    return next((place.keys for place in found if place.keys is not None), None)
+    return next((layout.keys for layout in found if layout.keys is not None), None)
 
 
-def kept(node: fx.Node, places: Places, parts: int) -> InParts:
+def kept(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count on, in another shape or type."""
-    ((source, place),) = _addends(node, places).items()
+    ((source, layout),) = _addends(node, layouts).items()
     made = tensor(node)
     if made is None or made.dtype not in _EXACT:
         raise EndsError("it takes counts for something else")
-    return InParts(place, {source: place})
+    return InParts(layout, {source: layout})
 
 
-def linear(node: fx.Node, places: Places, parts: int) -> InParts:
+def linear(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Add or place counts: of sums the sum."""
     if argument(node, "alpha") not in (None, 1):
         raise EndsError("its sum is scaled")
-    found = _addends(node, places)
+    found = _addends(node, layouts)
     return InParts(Addends(by=_keys(found.values())), found)
 
 
-def summed(node: fx.Node, places: Places, parts: int) -> InParts:
+def summed(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Add counts; those of equal runs of keys are counts again."""
-    ((source, place),) = _addends(node, places).items()
+    ((source, layout),) = _addends(node, layouts).items()
     shape = extents(source)
     dims = sorted(set(dims_of(node, len(shape), default=list(range(len(shape))))))
-    counts = place.counts
+    counts = layout.counts
     if counts is not None:
         groups = counts.groups
         for dim in dims:
@@ -241,47 +244,47 @@ def summed(node: fx.Node, places: Places, parts: int) -> InParts:
             counts = replace(counts, groups=groups, every=True)
         else:
             counts = None
-    return InParts(Addends(counts, by=place.keys), {source: place})
+    return InParts(Addends(counts, by=layout.keys), {source: layout})
 
 
-def accumulated(node: fx.Node, places: Places, parts: int) -> InParts:
+def accumulated(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Say where runs of keys end."""
-    ((source, place),) = _addends(node, places).items()
-    counts = place.counts
+    ((source, layout),) = _addends(node, layouts).items()
+    counts = layout.counts
     one = counts is not None and counts.at is None and extents(source) == (counts.groups,)
-    return InParts(Addends(by=place.keys, ends=counts if one else None), {source: place})
+    return InParts(Addends(by=layout.keys, ends=counts if one else None), {source: layout})
 
 
-def select_count(node: fx.Node, places: Places, parts: int) -> InParts:
+def select_count(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Pick the count of one run of keys."""
-    ((source, place),) = _addends(node, places).items()
-    shape, index, counts = extents(source), argument(node, "index"), place.counts
+    ((source, layout),) = _addends(node, layouts).items()
+    shape, index, counts = extents(source), argument(node, "index"), layout.counts
     if not isinstance(index, int):
         raise EndsError("it picks by a value")
     one = counts is not None and counts.at is None and shape == (counts.groups,)
     made = replace(counts, at=(index % shape[0],)) if one and counts is not None else None
-    if (ends := place.ends) is not None and shape == (ends.groups,):
+    if (ends := layout.ends) is not None and shape == (ends.groups,):
         made = replace(ends, at=tuple(range(index % shape[0] + 1)))
-    return InParts(Addends(made, by=place.keys), {source: place})
+    return InParts(Addends(made, by=layout.keys), {source: layout})
 
 
-def each(node: fx.Node, places: Places, parts: int) -> InParts:
+def each(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Take counts apart."""
-    ((source, place),) = _addends(node, places).items()
-    counts, shape = place.counts, extents(source)
+    ((source, layout),) = _addends(node, layouts).items()
+    counts, shape = layout.counts, extents(source)
     one = counts is not None and counts.at is None and shape == (counts.groups,)
     found = [
-        Addends(replace(counts, at=(i,)) if one and counts is not None else None, by=place.keys)
+        Addends(replace(counts, at=(i,)) if one and counts is not None else None, by=layout.keys)
         for i in range(len(node.meta["val"]))
     ]
-    return InParts(tuple(found), {source: place})
+    return InParts(tuple(found), {source: layout})
 
 
-def exchanged(node: fx.Node, places: Places, parts: int) -> InParts:
+def exchanged(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Tell each rank its share of the counts of a part."""
-    ((source, place),) = _addends(node, places).items()
+    ((source, layout),) = _addends(node, layouts).items()
     given, taken = argument(node, "input_split_sizes"), argument(node, "output_split_sizes")
-    ranks, shape, counts = group_size(node), extents(source), place.counts
+    ranks, shape, counts = group_size(node), extents(source), layout.counts
     if ranks < 1 or not shape or shape[0] % ranks:
         raise EndsError("its shares of the counts are not equal ones")
     even = [shape[0] // ranks] * ranks
@@ -290,16 +293,16 @@ def exchanged(node: fx.Node, places: Places, parts: int) -> InParts:
     if counts is not None:
         ours = counts.at is None and not counts.group and counts.groups % ranks == 0
         counts = replace(counts, group=group_name(node)) if ours else None
-    return InParts(Addends(counts, by=place.keys), {source: place})
+    return InParts(Addends(counts, by=layout.keys), {source: layout})
 
 
-def size(node: fx.Node, places: Places, parts: int) -> InParts:
+def size(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Make a size of a count: a symbol of its own for each part."""
-    ((source, place),) = _addends(node, places).items()
+    ((source, layout),) = _addends(node, layouts).items()
     made, found = node.meta.get("val"), tensor(source)
     if found is None or found.dtype not in _WHOLE or not isinstance(made, torch.SymInt):
         raise EndsError("it makes no size of a count")
-    return InParts(replace(place, total=_number(place.counts)), {source: place})
+    return InParts(replace(layout, total=_number(layout.counts)), {source: layout})
 
 
 def _number(counts: KeyCounts | None) -> Number | None:
@@ -309,13 +312,13 @@ def _number(counts: KeyCounts | None) -> Number | None:
     return counts.total or Run(counts)
 
 
-def sizes_added(node: fx.Node, places: Places, parts: int) -> InParts:
+def sizes_added(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Add sizes."""
     listed = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args
     listed = [one for one in listed if one != 0]
     if not all(isinstance(one, fx.Node) for one in listed):
         raise EndsError("it adds a number to the sum over all parts")
-    found = _addends(node, places)
+    found = _addends(node, layouts)
     several = [found[one].counts for one in listed if isinstance(one, fx.Node)]
     first, counts = several[0], None
     at: list[int] = []
@@ -332,85 +335,85 @@ def sizes_added(node: fx.Node, places: Places, parts: int) -> InParts:
     )
 
 
-def size_of(node: fx.Node, places: Places, parts: int) -> InParts:
+def size_of(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Read how many rows a part has."""
     source = source_of(node)
-    place, dim = places.get(source), argument(node, "dim")
-    if not isinstance(place, Routed) or dim != place.dim:
+    layout, dim = layouts.get(source), argument(node, "dim")
+    if not isinstance(layout, Routed) or dim != layout.dim:
         raise EndsError("it reads a size along another dimension")
-    return InParts(Addends(None, count_of(place.rows), False, place.keys), {source: place})
+    return InParts(Addends(None, count_of(layout.rows), False, layout.keys), {source: layout})
 
 
-def condition(node: fx.Node, places: Places, parts: int) -> InParts:
+def condition(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Check for each part what was checked of the whole: that counts are none below zero, at
     most so many, or all rows.
     """
     size, other = node.args
-    place = places.get(size) if isinstance(size, fx.Node) else None
+    layout = layouts.get(size) if isinstance(size, fx.Node) else None
     checks = all(user.target is aten._assert_scalar.default for user in node.users)
-    if checks and isinstance(other, fx.Node) and isinstance(place, Addends):
-        return _both(node, place, places)
-    if not checks or not isinstance(size, fx.Node) or not isinstance(place, Addends):
+    if checks and isinstance(other, fx.Node) and isinstance(layout, Addends):
+        return _both(node, layout, layouts)
+    if not checks or not isinstance(size, fx.Node) or not isinstance(layout, Addends):
         raise EndsError("it compares the sum over all parts")
     if not isinstance(other, int):
         raise EndsError("it compares the sum over all parts")
-    if place.counts is None and place.total is None:
+    if layout.counts is None and layout.total is None:
         raise EndsError("it compares the sum over all parts")
     args: tuple[Any, ...] = node.args
     if node.target is operator.eq:
-        if place.total is None or not isinstance(place.total, Base) or place.total.size != other:
+        if layout.total is None or not isinstance(layout.total, Base) or layout.total.size != other:
             raise EndsError("it compares the sum over all parts")
         args = (size, other // parts)
     elif (node.target is operator.ge and other > 0) or (node.target is operator.gt and other >= 0):
         raise EndsError("it compares the sum over all parts")
-    return InParts(Condition(), {size: place}, args)
+    return InParts(Condition(), {size: layout}, args)
 
 
-def _both(node: fx.Node, place: Addends, places: Places) -> InParts:
+def _both(node: fx.Node, layout: Addends, layouts: Layouts) -> InParts:
     """Check for each part that two sizes are one number of rows, or that one counts some of
     those of the other.
     """
     size, other = node.args
     assert isinstance(size, fx.Node) and isinstance(other, fx.Node)
-    their = places.get(other)
+    their = layouts.get(other)
     if isinstance(their, Addends):
-        same = place.total is not None and place.total == their.total
-        few, all_ = (their, place) if node.target is operator.ge else (place, their)
+        same = layout.total is not None and layout.total == their.total
+        few, all_ = (their, layout) if node.target is operator.ge else (layout, their)
         some = few.counts is not None and count_of(few.counts.rows) == all_.total
         if same if node.target is operator.eq else some and node.target in _AT_MOST:
-            return InParts(Condition(), {size: place, other: their})
+            return InParts(Condition(), {size: layout, other: their})
     raise EndsError("it compares the sum over all parts")
 
 
 _AT_MOST = (operator.ge, operator.le)
 
 
-def asserted(node: fx.Node, places: Places, parts: int) -> InParts:
+def asserted(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Check a condition of each part."""
     source = source_of(node)
-    place = places.get(source)
-    if not isinstance(place, Condition):
+    layout = layouts.get(source)
+    if not isinstance(layout, Condition):
         raise EndsError("its condition is on the sum over all parts")
-    return InParts(Condition(), {source: place}, (source, f"Of a part: {node.args[1]}"))
+    return InParts(Condition(), {source: layout}, (source, f"Of a part: {node.args[1]}"))
 
 
-def constrained(node: fx.Node, places: Places, parts: int) -> InParts:
+def constrained(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Bound the sizes of each part."""
     source = source_of(node)
-    place, least = places.get(source), argument(node, "min")
-    if not isinstance(place, Addends) or place.counts is None or (least not in (None, 0)):
+    layout, least = layouts.get(source), argument(node, "min")
+    if not isinstance(layout, Addends) or layout.counts is None or (least not in (None, 0)):
         raise EndsError("its bounds are of the sum over all parts")
-    return InParts(Condition(), {source: place})
+    return InParts(Condition(), {source: layout})
 
 
-def sizes_in_order(listed: object, shares: int, places: Places) -> KeyCounts | None:
+def sizes_in_order(listed: object, shares: int, layouts: Layouts) -> KeyCounts | None:
     """Return what the sizes count, if they are those of all runs in order, in equal shares."""
     if not isinstance(listed, (list, tuple)) or len(listed) != shares or not shares:
         return None
     found: KeyCounts | None = None
     for i, size in enumerate(listed):
-        place = places.get(size) if isinstance(size, fx.Node) else None
-        counts = place.counts if isinstance(place, Addends) else None
+        layout = layouts.get(size) if isinstance(size, fx.Node) else None
+        counts = layout.counts if isinstance(layout, Addends) else None
         if counts is None or counts.at is None or counts.groups % shares:
             return None
         share = counts.groups // shares

@@ -14,7 +14,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Place,
+    Layout,
     Rule,
     cut_of,
     dims_of,
@@ -48,15 +48,15 @@ def is_elementwise(target: object) -> bool:
     return torch.Tag.pointwise in target.tags or target in _UNTAGGED
 
 
-def elementwise(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
+def elementwise(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InParts:
     """Align inputs from the right; of those that are not broadcast along the parts, each part
     reads its own.
     """
     rank = len(shape_of(node))
     cuts = {
-        place.moved(rank - len(shape_of(source)))
-        for source, place in places.items()
-        if isinstance(place, Cut)
+        layout.moved(rank - len(shape_of(source)))
+        for source, layout in layouts.items()
+        if isinstance(layout, Cut)
     }
     # Split twice, by rows and by columns, it would be parts x parts chunks.
     if len(cuts) != 1:
@@ -82,18 +82,18 @@ ADDING = {
 AS_BIAS = "one value is an operand and the bias, and they lie in unlike parts"
 
 
-def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
+def product(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InParts:
     """Read both operands as the parts of one of them ask; a bias like the result."""
     a, b = node.args[-2:]
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
     rank = len(shape_of(node))
     rows, columns = rank - 2, rank - 1
-    left, right = places.get(a), places.get(b)
+    left, right = layouts.get(a), layouts.get(b)
     # Cut along K: each chunk is a product of full size, and the result their sum.
     if (isinstance(left, Cut) and left.dim == columns) or (
         isinstance(right, Cut) and right.dim == rows
     ):
-        return _summed(node, a, b, places)
+        return _summed(node, a, b, layouts)
     cut, reads = None, {}
     if isinstance(left, Cut):  # rows, or batches
         cut, reads = left, {a: left}
@@ -117,18 +117,18 @@ def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InPar
     return InParts(cut, reads)
 
 
-def _summed(node: fx.Node, a: fx.Node, b: fx.Node, places: Mapping[fx.Node, Place]) -> InParts:
+def _summed(node: fx.Node, a: fx.Node, b: fx.Node, layouts: Mapping[fx.Node, Layout]) -> InParts:
     """Contract part by part: what lies in no parts is read in those of the other operand."""
     rank = len(shape_of(node))
     found = [
-        place.outer
+        layout.outer
         for source, dim in ((a, rank - 1), (b, rank - 2))
-        if isinstance(place := places.get(source), Cut) and place.dim == dim
+        if isinstance(layout := layouts.get(source), Cut) and layout.dim == dim
     ]
     # ``addmm`` scales what it adds to: chained over chunks, that is the sum so far.
     if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
         raise EndsError("its sum is scaled")
-    # ``x @ x`` is cut along its rows as one operand and its columns as the other: no single place
+    # ``x @ x`` is cut along its rows as one operand and its columns as the other: no single layout
     # says both.
     if a is b or len(set(found)) > 1:
         raise EndsError("its operands lie in unlike parts")
@@ -140,7 +140,7 @@ def _summed(node: fx.Node, a: fx.Node, b: fx.Node, places: Mapping[fx.Node, Plac
 PRODUCT_RULES: dict[object, Rule] = dict.fromkeys(ADDING, product)
 
 
-Places = Mapping[fx.Node, Place]
+Layouts = Mapping[fx.Node, Layout]
 # What makes the reduction over all parts of those over each.
 PLUS = {
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), aten.add.Tensor),
@@ -153,9 +153,9 @@ PLUS = {
 _MEANS = (aten.mean.default, aten.mean.dim)
 
 
-def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
+def reduce(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimensions that go; of a reduction over the parts, put theirs together."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     rank = len(shape_of(source))
     dims = dims_of(node, rank, default=list(range(rank))) or list(range(rank))
     if cut.dim in dims:
@@ -174,9 +174,9 @@ def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
     )
 
 
-def along(node: fx.Node, places: Places, parts: int) -> InParts:
+def along(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Sort, pick or accumulate along one dimension, in which the parts do not lie; shapes stay."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     keeps_apart(cut, dims_of(node, len(shape_of(source)), default=-1))
     several = node.meta.get("val")
     return InParts(
@@ -184,9 +184,9 @@ def along(node: fx.Node, places: Places, parts: int) -> InParts:
     )
 
 
-def softmax(node: fx.Node, places: Places, parts: int) -> InParts:
+def softmax(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Normalize along one dimension, in which the parts do not lie."""
-    step = elementwise(node, places, parts)
+    step = elementwise(node, layouts, parts)
     assert isinstance(step.out, Cut)
     keeps_apart(step.out, dims_of(node, len(shape_of(node))))
     return step

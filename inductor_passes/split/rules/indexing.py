@@ -15,7 +15,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Place,
+    Layout,
     Rule,
     cut_of,
     dims_of,
@@ -25,7 +25,7 @@ from inductor_passes.split.rules.rule import (
     source_of,
 )
 
-Places = Mapping[fx.Node, Place]
+Layouts = Mapping[fx.Node, Layout]
 # What adds to its first argument, for the parts of a sum.
 ADDING = {
     target: target
@@ -39,22 +39,22 @@ ADDING = {
 }
 
 
-def embedding(node: fx.Node, places: Places, parts: int) -> InParts:
+def embedding(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Look up the rows of a part."""
     table, index = node.args[:2]
     assert isinstance(table, fx.Node) and isinstance(index, fx.Node)
-    cut = places.get(index)
+    cut = layouts.get(index)
     # Half a table cannot answer look-ups that may point anywhere in it.
-    if table in places or not isinstance(cut, Cut):
+    if table in layouts or not isinstance(cut, Cut):
         raise EndsError("its table lies in parts")
     return InParts(cut, {index: cut})
 
 
-def embedding_backward(node: fx.Node, places: Places, parts: int) -> InParts:
+def embedding_backward(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Add the gradients of a table that parts of the look-ups make."""
     grad, index = node.args[:2]
     assert isinstance(grad, fx.Node) and isinstance(index, fx.Node)
-    cut = places.get(grad, places.get(index))
+    cut = layouts.get(grad, layouts.get(index))
     if not isinstance(cut, Cut) or cut.dim >= len(shape_of(index)):
         raise EndsError("its columns lie in parts")
     # The frequency is that of the whole batch: a chunk's gradient would be scaled by its own.
@@ -63,10 +63,10 @@ def embedding_backward(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(SUM, {grad: cut, index: cut})
 
 
-def gather(node: fx.Node, places: Places, parts: int) -> InParts:
+def gather(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Pick or put elements along one dimension, in which the parts do not lie."""
     read = [source for source in node.all_input_nodes if sizes(source)]
-    cuts = {place for source, place in places.items() if source in read}
+    cuts = {layout for source, layout in layouts.items() if source in read}
     if len(cuts) != 1:
         raise EndsError("its inputs lie in unlike parts")
     (cut,) = cuts
@@ -79,39 +79,39 @@ def gather(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(cut, dict.fromkeys(read, cut))
 
 
-def index(node: fx.Node, places: Places, parts: int) -> InParts:
+def index(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Look up by one tensor of places along one dimension: parts lie along the look-ups, or
     along another dimension.
     """
     at, by = _looked_up_by(node)
     source = source_of(node)
-    cut = places.get(by)
+    cut = layouts.get(by)
     if isinstance(cut, Cut):
-        if source in places:
+        if source in layouts:
             raise EndsError("its table lies in parts")
         return InParts(cut.moved(at), {by: cut})
-    _, cut = cut_of(node, places)
+    _, cut = cut_of(node, layouts)
     keeps_apart(cut, [at])
     return InParts(_behind(cut, at, by), {source: cut})
 
 
-def index_put(node: fx.Node, places: Places, parts: int) -> InParts:
+def index_put(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Put or add values at places along one dimension: what is added at the places of a part
     adds to what parts before it made.
     """
     if (mask := _mask(node)) is not None:
-        return _put_where(node, mask, places)
+        return _put_where(node, mask, layouts)
     at, by = _looked_up_by(node)
     into, values = source_of(node), argument(node, "values")
     assert isinstance(values, fx.Node)
     found = sizes(into)[:at] + sizes(by) + sizes(into)[at + 1 :]
     short = len(found) - len(sizes(values))
     cuts = set()  # along the dimensions of what a look-up at these places would find
-    if isinstance(cut := places.get(by), Cut):
+    if isinstance(cut := layouts.get(by), Cut):
         cuts.add(cut.moved(at))
-    if isinstance(cut := places.get(values), Cut):
+    if isinstance(cut := layouts.get(values), Cut):
         cuts.add(cut.moved(short))
-    if isinstance(cut := places.get(into), Cut):
+    if isinstance(cut := layouts.get(into), Cut):
         keeps_apart(cut, [at])
         cuts.add(_behind(cut, at, by))
     if len(cuts) != 1:
@@ -128,13 +128,13 @@ def index_put(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(cut, {into: cut, **reads})
 
 
-def _put_where(node: fx.Node, mask: fx.Node, places: Places) -> InParts:
+def _put_where(node: fx.Node, mask: fx.Node, layouts: Layouts) -> InParts:
     """Put one value where a mask says so, whose dimensions are the first."""
     into, values = source_of(node), argument(node, "values")
     assert isinstance(values, fx.Node)
     if math.prod(sizes(values)) != 1:
         raise EndsError("which of its values it puts where depends on what the mask holds")
-    cuts = {place for source, place in places.items() if source in (into, mask)}
+    cuts = {layout for source, layout in layouts.items() if source in (into, mask)}
     if len(cuts) != 1:
         raise EndsError("its inputs lie in unlike parts")
     (cut,) = cuts
@@ -142,7 +142,7 @@ def _put_where(node: fx.Node, mask: fx.Node, places: Places) -> InParts:
     return InParts(cut, {into: cut, **({mask: cut} if cut.dim < len(sizes(mask)) else {})})
 
 
-def masked_add(node: fx.Node, places: Places, parts: int) -> InParts:
+def masked_add(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Add values where a mask says so, at places along the first dimension: those of a part to
     what parts before it made.
     """
@@ -150,8 +150,8 @@ def masked_add(node: fx.Node, places: Places, parts: int) -> InParts:
     at, by = _looked_up_by(node)
     assert isinstance(mask, fx.Node) and isinstance(values, fx.Node)
     rank = len(sizes(by))
-    cuts = {place for source, place in places.items() if source in (mask, by, values)}
-    if into in places or len(cuts) != 1:
+    cuts = {layout for source, layout in layouts.items() if source in (mask, by, values)}
+    if into in layouts or len(cuts) != 1:
         raise EndsError("its inputs lie in unlike parts")
     (cut,) = cuts
     assert isinstance(cut, Cut)
@@ -162,16 +162,16 @@ def masked_add(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(SUM, {mask: cut, by: cut, values: cut})
 
 
-def scatter_add(node: fx.Node, places: Places, parts: int) -> InParts:
+def scatter_add(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Add along one dimension: in parts of it, one after another, or as ``gather`` along
     another.
     """
     into, by, values = source_of(node), argument(node, "index"), argument(node, "src")
     assert isinstance(by, fx.Node) and isinstance(values, fx.Node)
-    cuts = {places.get(by), places.get(values)} - {None}
+    cuts = {layouts.get(by), layouts.get(values)} - {None}
     (along,) = dims_of(node, len(sizes(by)))
-    if into in places or not any(isinstance(c, Cut) and c.dim == along for c in cuts):
-        return gather(node, places, parts)
+    if into in layouts or not any(isinstance(c, Cut) and c.dim == along for c in cuts):
+        return gather(node, layouts, parts)
     if len(cuts) > 1 or sizes(by) != sizes(values):
         raise EndsError("its inputs lie in unlike parts")
     (cut,) = cuts

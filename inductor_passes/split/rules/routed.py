@@ -21,7 +21,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Place,
+    Layout,
     Rule,
     dims_of,
     extents,
@@ -31,7 +31,7 @@ from inductor_passes.split.rules.rule import (
 )
 from inductor_passes.split.rules.views import order_of, reshaped
 
-Places = Mapping[fx.Node, Place]
+Layouts = Mapping[fx.Node, Layout]
 _FILLED_LIKE = (aten.full_like.default, aten.zeros_like.default, aten.ones_like.default)
 _SAME = (
     aten.clone.default,
@@ -43,24 +43,24 @@ _SAME = (
 UNLIKE = "its inputs have rows in unlike orders"
 
 
-def lying(node: fx.Node, place: object) -> Routed:
-    """Return a place as one of rows; those of a ``Cut`` are in the order of the whole."""
-    if isinstance(place, Cut):
-        return Routed(place.dim, Base(extents(node)[place.dim], place.outer))
-    if not isinstance(place, Routed):
+def rows_layout(node: fx.Node, layout: object) -> Routed:
+    """Return a layout as one of rows; those of a ``Cut`` are in the order of the whole."""
+    if isinstance(layout, Cut):
+        return Routed(layout.dim, Base(extents(node)[layout.dim], layout.outer))
+    if not isinstance(layout, Routed):
         raise EndsError("it takes a count, or several values, for rows")
-    return place
+    return layout
 
 
-def place_of_result(node: fx.Node, place: Routed) -> Cut | Routed:
-    """Return the place of a result: rows in the order of the whole are an ordinary cut, if the
+def layout_of_result(node: fx.Node, layout: Routed) -> Cut | Routed:
+    """Return the layout of a result: rows in the order of the whole are an ordinary cut, if the
     size of it is known.
     """
-    rows = place.rows
-    known = isinstance(rows, Base) and extents(node)[place.dim] == rows.size
-    if known and place.points is None and isinstance(rows, Base):
-        return Cut(place.dim, rows.outer)
-    return place
+    rows = layout.rows
+    known = isinstance(rows, Base) and extents(node)[layout.dim] == rows.size
+    if known and layout.points is None and isinstance(rows, Base):
+        return Cut(layout.dim, rows.outer)
+    return layout
 
 
 def agreed(several: Iterable[Rows]) -> Rows:
@@ -86,19 +86,19 @@ def sliced(node: fx.Node, dim: int, rows: Rows) -> Cut:
     return Cut(dim, base.outer)
 
 
-def elementwise_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def elementwise_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Align inputs from the right; all of them have their rows in one order."""
     rank = len(extents(node))
     found = {
-        source: lying(source, place).moved(rank - len(extents(source)))
-        for source, place in places.items()
+        source: rows_layout(source, layout).moved(rank - len(extents(source)))
+        for source, layout in layouts.items()
     }
-    dims = {place.dim for place in found.values()}
+    dims = {layout.dim for layout in found.values()}
     if len(dims) != 1:
         raise EndsError("its inputs lie in unlike parts")
     (dim,) = dims
-    rows = agreed(place.rows for place in found.values())
-    reads: dict[fx.Node, Place] = dict(places)
+    rows = agreed(layout.rows for layout in found.values())
+    reads: dict[fx.Node, Layout] = dict(layouts)
     for source in node.all_input_nodes:
         if source in reads or not isinstance(source.meta.get("val"), torch.Tensor):
             continue
@@ -106,26 +106,26 @@ def elementwise_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         own = dim + len(shape) - rank
         if own >= 0 and shape[own] != 1:
             reads[source] = sliced(source, own, rows)
-    by = next((place.keys for place in found.values() if place.keys is not None), None)
+    by = next((layout.keys for layout in found.values() if layout.keys is not None), None)
     made = Routed(dim, rows, by=by)
     if node.target in _FILLED_LIKE:
         made = Routed(dim, Alike(count_of(rows)), by=by)
     elif node.target in _SAME and len(found) == 1:
         made = next(iter(found.values()))
-    elif any(place.points is not None for place in found.values()):
+    elif any(layout.points is not None for layout in found.values()):
         if len(found) > 1 or len(node.all_input_nodes) > 1:
             raise EndsError("it computes with places of rows")
-        ((source, place),) = found.items()
-        made = _computed_places(node, place, parts)
-    return InParts(place_of_result(node, made), reads)
+        ((source, layout),) = found.items()
+        made = _computed_places(node, layout, parts)
+    return InParts(layout_of_result(node, made), reads)
 
 
-def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
+def _computed_places(node: fx.Node, layout: Routed, parts: int) -> Routed:
     """Return what a number of places is: of several rows of one token the token, or which of its
     rows.
     """
     by = node.args[1] if len(node.args) > 1 else None
-    rows = place.points
+    rows = layout.points
     if isinstance(rows, Base) and isinstance(by, int) and by > 0:
         # With k rows a token, index // k names the token only if a chunk holds whole tokens.
         if rows.size // (rows.outer * parts) % by == 0:
@@ -134,36 +134,36 @@ def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
             )
             if floors:
                 points = Base(rows.size // by, rows.outer)
-                return Routed(place.dim, place.rows, points, by=place.keys)
+                return Routed(layout.dim, layout.rows, points, by=layout.keys)
             if node.target is aten.remainder.Scalar:
-                return place.plain()
+                return layout.plain()
     raise EndsError("it computes with places of rows")
 
 
-def reshape_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def reshape_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Keep the rows as a dimension; those in the order of the whole may be viewed in any way
     that keeps parts apart.
     """
     source = source_of(node)
-    if source not in places:
+    if source not in layouts:
         raise EndsError("its value is whole, its sizes are those of a part")
-    given, place = places[source], lying(source, places[source])
+    given, layout = layouts[source], rows_layout(source, layouts[source])
     before, after = extents(source), extents(node)
-    if isinstance(place.rows, Base) and place.points is None:
-        before = tuple(place.rows.size if i == place.dim else x for i, x in enumerate(before))
+    if isinstance(layout.rows, Base) and layout.points is None:
+        before = tuple(layout.rows.size if i == layout.dim else x for i, x in enumerate(before))
         after = _filled_in(after, math.prod(before))
-        made = reshaped(Cut(place.dim, place.rows.outer), before, after, parts)
+        made = reshaped(Cut(layout.dim, layout.rows.outer), before, after, parts)
         args = (source, smaller(after, made.dim, parts))
-        by = next((p.keys for p in places.values() if isinstance(p, (Routed, Addends))), None)
+        by = next((p.keys for p in layouts.values() if isinstance(p, (Routed, Addends))), None)
         lies = Routed(made.dim, Base(after[made.dim], made.outer), by=by)
-        return InParts(place_of_result(node, lies), {source: given}, args)
+        return InParts(layout_of_result(node, lies), {source: given}, args)
     for dim, size in enumerate(after):
         others = (*after[:dim], *after[dim + 1 :])
-        if size != before[place.dim] or not all(isinstance(x, int) for x in others):
+        if size != before[layout.dim] or not all(isinstance(x, int) for x in others):
             continue
-        if math.prod(after[:dim]) == math.prod(before[: place.dim]):
+        if math.prod(after[:dim]) == math.prod(before[: layout.dim]):
             args = (source, [-1 if i == dim else x for i, x in enumerate(after)])
-            return InParts(place.at(dim), {source: given}, args)
+            return InParts(layout.at(dim), {source: given}, args)
     raise EndsError("it takes rows apart that a part has in an order of its own")
 
 
@@ -176,126 +176,126 @@ def _filled_in(shape: tuple[Any, ...], count: object) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else count // rest for size in shape)
 
 
-def expand_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def expand_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Repeat along other dimensions; or one row as often as a part has rows."""
     source, after = source_of(node), extents(node)
-    if source not in places:
-        dim, place, size = _sized(node, node.args[1], places)
+    if source not in layouts:
+        dim, layout, size = _sized(node, node.args[1], layouts)
         own = dim + len(extents(source)) - len(after)
         if own >= 0 and extents(source)[own] != 1:
             raise EndsError("its value is whole, its sizes are those of a part")
-        return InParts(place, {size: places[size]})
-    place = lying(source, places[source]).moved(len(after) - len(extents(source)))
-    sizes = [-1 if i == place.dim else size for i, size in enumerate(after)]
+        return InParts(layout, {size: layouts[size]})
+    layout = rows_layout(source, layouts[source]).moved(len(after) - len(extents(source)))
+    sizes = [-1 if i == layout.dim else size for i, size in enumerate(after)]
     if not all(isinstance(size, int) for size in sizes):
         raise EndsError("its sizes are symbols")
     return InParts(
-        place_of_result(node, place),
-        {source: places[source]},
+        layout_of_result(node, layout),
+        {source: layouts[source]},
         (source, sizes, *node.args[2:]),
     )
 
 
-def filled(node: fx.Node, places: Places, parts: int) -> InParts:
+def filled(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Make as many rows as a chunk has, all of them equal."""
     sizes = argument(node, "size")
-    _, place, size = _sized(node, sizes, places)
-    return InParts(place, {size: places[size]})
+    _, layout, size = _sized(node, sizes, layouts)
+    return InParts(layout, {size: layouts[size]})
 
 
-def filled_anew(node: fx.Node, places: Places, parts: int) -> InParts:
+def filled_anew(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Make a value of equal elements with the type of a chunk; with known sizes it is whole."""
     source = source_of(node)
-    if source not in places:
-        return filled(node, places, parts)
+    if source not in layouts:
+        return filled(node, layouts, parts)
     if all(isinstance(size, int) for size in extents(node)):
-        return InParts(SUM, {source: places[source]}, once=True)
-    _, place, size = _sized(node, argument(node, "size"), places)
-    return InParts(place, {source: places[source], size: places[size]})
+        return InParts(SUM, {source: layouts[source]}, once=True)
+    _, layout, size = _sized(node, argument(node, "size"), layouts)
+    return InParts(layout, {source: layouts[source], size: layouts[size]})
 
 
-def _sized(node: fx.Node, sizes: object, places: Places) -> tuple[int, Routed, fx.Node]:
+def _sized(node: fx.Node, sizes: object, layouts: Layouts) -> tuple[int, Routed, fx.Node]:
     """Return the dimension whose size is the number of a part's rows, how the result lies, and
     the size.
     """
     assert isinstance(sizes, (list, tuple))
-    found = [(dim, size) for dim, size in enumerate(sizes) if size in places]
+    found = [(dim, size) for dim, size in enumerate(sizes) if size in layouts]
     if len(found) != 1:
         raise EndsError("several of its sizes are those of a part")
     ((dim, size),) = found
-    place = places[size]
-    if not isinstance(place, Addends) or place.total is None:
+    layout = layouts[size]
+    if not isinstance(layout, Addends) or layout.total is None:
         raise EndsError("one of its sizes is a count, and not the number of all rows")
-    return dim, Routed(dim, Alike(place.total), by=place.keys), size
+    return dim, Routed(dim, Alike(layout.total), by=layout.keys), size
 
 
-def permute_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def permute_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Follow the rows to their new place."""
     source = source_of(node)
-    place = lying(source, places.get(source))
+    layout = rows_layout(source, layouts.get(source))
     order = order_of(node, len(extents(source)))
-    return InParts(place.at(order.index(place.dim)), {source: places[source]})
+    return InParts(layout.at(order.index(layout.dim)), {source: layouts[source]})
 
 
-def unsqueeze_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def unsqueeze_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimension that is put in front."""
     source = source_of(node)
-    place = lying(source, places.get(source))
+    layout = rows_layout(source, layouts.get(source))
     (at,) = dims_of(node, len(extents(source)) + 1)
-    return InParts(place.moved(at <= place.dim), {source: places[source]})
+    return InParts(layout.moved(at <= layout.dim), {source: layouts[source]})
 
 
-def squeeze_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def squeeze_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimensions that go."""
     source = source_of(node)
-    place, shape = lying(source, places.get(source)), extents(source)
+    layout, shape = rows_layout(source, layouts.get(source)), extents(source)
     gone = {dim for dim in dims_of(node, len(shape)) if shape[dim] == 1}
-    made = place.moved(-sum(dim < place.dim for dim in gone))
-    return InParts(made, {source: places[source]})
+    made = layout.moved(-sum(dim < layout.dim for dim in gone))
+    return InParts(made, {source: layouts[source]})
 
 
-def _apart(node: fx.Node, place: Routed, dims: list[int]) -> None:
-    if place.dim in dims:
+def _apart(node: fx.Node, layout: Routed, dims: list[int]) -> None:
+    if layout.dim in dims:
         raise EndsError("it mixes rows, and those of other parts belong to them")
 
 
-def piece_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def piece_of_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Take a piece along another dimension, or all of the rows."""
     source = source_of(node)
-    place = lying(source, places.get(source))
+    layout = rows_layout(source, layouts.get(source))
     (at,) = dims_of(node, len(extents(source)), default=0)
     start, end, step = (argument(node, name) for name in ("start", "end", "step"))
     is_all = node.target is aten.slice.Tensor and start in (None, 0) and step in (None, 1)
     if not is_all or not (end is None or (isinstance(end, int) and end >= 2**62)):
-        _apart(node, place, [at])
-    less = node.target is aten.select.int and at < place.dim
-    return InParts(place.moved(-less), {source: places[source]})
+        _apart(node, layout, [at])
+    less = node.target is aten.select.int and at < layout.dim
+    return InParts(layout.moved(-less), {source: layouts[source]})
 
 
-def along_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def along_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Work along another dimension: sort, pick, accumulate or normalize there."""
     source = source_of(node)
-    place = lying(source, places.get(source))
-    if place.points is not None or len(places) > 1:
+    layout = rows_layout(source, layouts.get(source))
+    if layout.points is not None or len(layouts) > 1:
         raise EndsError("it computes with places of rows, or with other values")
-    _apart(node, place, dims_of(node, len(extents(source)), default=-1))
+    _apart(node, layout, dims_of(node, len(extents(source)), default=-1))
     several = node.meta.get("val")
-    made = (place,) * len(several) if isinstance(several, (list, tuple)) else place
-    return InParts(made, {source: places[source]})
+    made = (layout,) * len(several) if isinstance(several, (list, tuple)) else layout
+    return InParts(made, {source: layouts[source]})
 
 
-def reduce_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def reduce_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimensions that go; over rows, a sum is that of the sums of parts."""
     source = source_of(node)
-    place = lying(source, places.get(source))
-    if place.points is not None:
+    layout = rows_layout(source, layouts.get(source))
+    if layout.points is not None:
         raise EndsError("it computes with places of rows")
     rank = len(extents(source))
     dims = dims_of(node, rank, default=list(range(rank))) or list(range(rank))
-    reads: dict[fx.Node, Place] = {source: places[source]}
-    if place.dim not in dims:
-        gone = 0 if argument(node, "keepdim") else sum(dim < place.dim for dim in set(dims))
-        several, made = node.meta.get("val"), place.moved(-gone)
+    reads: dict[fx.Node, Layout] = {source: layouts[source]}
+    if layout.dim not in dims:
+        gone = 0 if argument(node, "keepdim") else sum(dim < layout.dim for dim in set(dims))
+        several, made = node.meta.get("val"), layout.moved(-gone)
         return InParts(
             (made,) * len(several) if isinstance(several, (list, tuple)) else made, reads
         )
@@ -314,33 +314,35 @@ _OF_NONE = (
 )
 
 
-def cat_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def cat_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Join along another dimension."""
     joined = node.args[0]
     assert isinstance(joined, (list, tuple))
     (at,) = dims_of(node, len(extents(node)), default=0)
-    if len(set(joined) - set(places)) > 0:
+    if len(set(joined) - set(layouts)) > 0:
         raise EndsError("it joins whole values to rows in an order that parts do not share")
-    found = [lying(source, places[source]) for source in joined if isinstance(source, fx.Node)]
-    rows = agreed(place.rows for place in found)
-    dims = {place.dim for place in found}
-    if len(dims) != 1 or at in dims or any(place.points is not None for place in found):
+    found = [
+        rows_layout(source, layouts[source]) for source in joined if isinstance(source, fx.Node)
+    ]
+    rows = agreed(layout.rows for layout in found)
+    dims = {layout.dim for layout in found}
+    if len(dims) != 1 or at in dims or any(layout.points is not None for layout in found):
         raise EndsError("it joins rows of parts behind each other")
     made = Routed(dims.pop(), rows, by=found[0].keys)
-    return InParts(place_of_result(node, made), dict(places))
+    return InParts(layout_of_result(node, made), dict(layouts))
 
 
-def product_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def product_of_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Keep rows, or columns, apart; along rows, the product is the sum of those of the parts."""
     a, b = node.args[-2:]
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
     rank = len(extents(node))
     bias = node.args[0] if len(node.args) > 2 else None
-    if bias in places or rank != 2:
+    if bias in layouts or rank != 2:
         raise EndsError("its bias, or a batch of products, lies in parts")
-    left = lying(a, places[a]) if a in places else None
-    right = lying(b, places[b]) if b in places else None
-    if any(place is not None and place.points is not None for place in (left, right)):
+    left = rows_layout(a, layouts[a]) if a in layouts else None
+    right = rows_layout(b, layouts[b]) if b in layouts else None
+    if any(layout is not None and layout.points is not None for layout in (left, right)):
         raise EndsError("it computes with places of rows")
     if left is not None and right is not None:
         if (left.dim, right.dim) != (1, 0):
@@ -348,22 +350,22 @@ def product_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         agreed((left.rows, right.rows))
         if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")) or a is b:
             raise EndsError("its sum is scaled, or of one value with itself")
-        return InParts(SUM, dict(places))
-    place = left or right
-    if place is None or place.dim != (0 if left is not None else 1):
+        return InParts(SUM, dict(layouts))
+    layout = left or right
+    if layout is None or layout.dim != (0 if left is not None else 1):
         raise EndsError("it adds along rows, and reads a whole value beside them")
     if bias is not None:
         shape = extents(bias)
-        own = place.dim + len(shape) - rank
+        own = layout.dim + len(shape) - rank
         if own >= 0 and shape[own] != 1:
             raise EndsError("it reads a whole bias row by row")
-    return InParts(place_of_result(node, place), dict(places))
+    return InParts(layout_of_result(node, layout), dict(layouts))
 
 
-def wait_for_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+def wait_for_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Wait for the launch of a part."""
     source = source_of(node)
-    return InParts(places[source], {source: places[source]})
+    return InParts(layouts[source], {source: layouts[source]})
 
 
 RULES: dict[object, Rule] = {

@@ -5,7 +5,7 @@ A rank that follows may have other rows than the one that planned, or sizes that
 every rank with as many rows, and ``n / k`` each where ``k`` divides ``n``.
 
 The words are those of sharding, on a mesh dimension whose ranks run one after another: a value is a
-shard (``Cut``), whole (no place), or was a partial sum, whose parts are added where it is made
+shard (``Cut``), whole (no layout), or was a partial sum, whose parts are added where it is made
 (``SUM``). Of routed tokens a part has rows in an order of its own, and addends of what is counted
 (``rows.py``).
 """
@@ -111,7 +111,7 @@ class Cut:
 
 SUM: Final = "sum"  # or what else ``InParts.plus`` makes of parts
 One = Cut | Routed | Addends | Condition
-Place = One | tuple[One | None, ...]  # a tuple where an operator has several results
+Layout = One | tuple[One | None, ...]  # a tuple where an operator has several results
 
 
 class SizeOf(Protocol):
@@ -127,7 +127,7 @@ class SizeOf(Protocol):
 class InParts:
     """Describe how one node is computed in chunks.
 
-    ``out``: the place of its value, or ``SUM``: chunks are added in order, and the value is whole.
+    ``out``: the layout of its value, or ``SUM``: chunks are added in order, and the value is whole.
     ``reads``: inputs that a chunk reads a chunk of; it reads the others whole. ``args``: arguments
     with the sizes of a chunk, where they change, or a callable that makes them from sizes of what a
     chunk reads.
@@ -141,8 +141,8 @@ class InParts:
     (``out`` is ``SUM``).
     """
 
-    out: Place | Literal["sum"]
-    reads: Mapping[fx.Node, Place] = field(default_factory=dict)
+    out: Layout | Literal["sum"]
+    reads: Mapping[fx.Node, Layout] = field(default_factory=dict)
     args: tuple[Any, ...] | Callable[[SizeOf], tuple[Any, ...]] | None = None
     plus: Any = aten.add.Tensor
     mean: bool = False
@@ -218,8 +218,8 @@ def is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-# Node, places of those of its inputs that lie in parts, number of parts -> step; raises EndsError.
-Rule = Callable[[fx.Node, Mapping[fx.Node, Place], int], InParts]
+# Node, layouts of its inputs that lie in parts, number of parts -> step; raises EndsError.
+Rule = Callable[[fx.Node, Mapping[fx.Node, Layout], int], InParts]
 
 
 def source_of(node: fx.Node) -> fx.Node:
@@ -230,10 +230,10 @@ def source_of(node: fx.Node) -> fx.Node:
     return first
 
 
-def cut_of(node: fx.Node, places: Mapping[fx.Node, Place]) -> tuple[fx.Node, Cut]:
+def cut_of(node: fx.Node, layouts: Mapping[fx.Node, Layout]) -> tuple[fx.Node, Cut]:
     """Return the first argument, which must lie in parts, and its cut."""
     source = source_of(node)
-    cut = places.get(source)
+    cut = layouts.get(source)
     if not isinstance(cut, Cut):
         raise EndsError("only values that it reads besides lie in parts")
     return source, cut

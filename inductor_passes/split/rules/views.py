@@ -15,7 +15,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Place,
+    Layout,
     Rule,
     Shape,
     SizeOf,
@@ -33,14 +33,14 @@ from inductor_passes.split.rules.rule import (
 )
 from inductor_passes.torch_compat.nodes import surely_equal
 
-Places = Mapping[fx.Node, Place]
+Layouts = Mapping[fx.Node, Layout]
 
 
-def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
+def reshape(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Find the dimension in which parts lie at the same flat distance as before, which no view
     changes.
     """
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     before, after = shape_of(source), shape_of(node)
     if known(before) and known(after) and has_equal(cut, before, parts):
         made = reshaped(cut, sizes(source), sizes(node), parts)
@@ -97,9 +97,9 @@ def reshaped(cut: Cut, before: tuple[int, ...], after: tuple[int, ...], parts: i
     raise EndsError(f"no dimension of {list(after)} holds the parts of {list(before)} ({cut})")
 
 
-def permute(node: fx.Node, places: Places, parts: int) -> InParts:
+def permute(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Follow the dimension to its new place."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     order = order_of(node, len(shape_of(source)))
     return InParts(Cut(order.index(cut.dim), cut.outer), {source: cut})
 
@@ -117,24 +117,24 @@ def order_of(node: fx.Node, rank: int) -> list[int]:
     return order
 
 
-def unsqueeze(node: fx.Node, places: Places, parts: int) -> InParts:
+def unsqueeze(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimension that is put in front."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     (at,) = dims_of(node, len(shape_of(source)) + 1)
     return InParts(cut.moved(at <= cut.dim), {source: cut})
 
 
-def squeeze(node: fx.Node, places: Places, parts: int) -> InParts:
+def squeeze(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimensions that go."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     shape = shape_of(source)
     gone = {dim for dim in dims_of(node, len(shape)) if is_broadcast(shape[dim])}
     return InParts(cut.moved(-sum(dim < cut.dim for dim in gone)), {source: cut})
 
 
-def expand(node: fx.Node, places: Places, parts: int) -> InParts:
+def expand(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Align dimensions from the right."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     shape = shape_of(node)
     made = cut.moved(len(shape) - len(shape_of(source)))
 
@@ -145,18 +145,18 @@ def expand(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(made, {source: cut}, args)
 
 
-def along_another(node: fx.Node, places: Places, parts: int) -> InParts:
+def along_another(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Take a piece along a dimension in which the parts do not lie."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     (at,) = dims_of(node, len(shape_of(source)), default=0)
     if at == cut.dim:
         raise EndsError(f"it takes a piece along the dimension of the parts ({cut})")
     return InParts(cut.moved(-(node.target is aten.select.int and at < cut.dim)), {source: cut})
 
 
-def pad(node: fx.Node, places: Places, parts: int) -> InParts:
+def pad(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Pad dimensions in which the parts do not lie."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     rank, padding = len(shape_of(source)), argument(node, "pad")
     # ``pad`` lists pairs from the last dimension on. Padding along the cut would put rows between
     # two chunks.
@@ -165,15 +165,15 @@ def pad(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(cut, {source: cut})
 
 
-def put(node: fx.Node, places: Places, parts: int) -> InParts:
+def put(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Put a piece into a value, along a dimension in which the parts do not lie."""
     into, piece = node.args[:2]
     assert isinstance(into, fx.Node) and isinstance(piece, fx.Node)
     (at,) = dims_of(node, len(shape_of(into)), default=0)
     less = node.target is aten.select_scatter.default
-    cut = places.get(into)
+    cut = layouts.get(into)
     if not isinstance(cut, Cut):
-        inner = places[piece]
+        inner = layouts[piece]
         assert isinstance(inner, Cut)
         cut = inner.moved(less and at <= inner.dim)
     if at == cut.dim:
@@ -181,9 +181,9 @@ def put(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(cut, {into: cut, piece: cut.moved(-(less and at < cut.dim))})
 
 
-def split(node: fx.Node, places: Places, parts: int) -> InParts:
+def split(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Split along another dimension, or into blocks that each hold a piece of every chunk."""
-    source, cut = cut_of(node, places)
+    source, cut = cut_of(node, layouts)
     (at,) = dims_of(node, len(shape_of(source)), default=0)
     count = len(node.meta["val"])
     if at != cut.dim:
@@ -203,17 +203,17 @@ def split(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(made, {source: cut}, args)
 
 
-def pick(node: fx.Node, places: Places, parts: int) -> InParts:
+def pick(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Pick one of several results."""
     source, index = source_of(node), node.args[1]
-    found = places.get(source)
+    found = layouts.get(source)
     cut = found[index] if isinstance(found, tuple) and isinstance(index, int) else None
     if cut is None:
         raise EndsError("this result of several is not in parts")
     return InParts(cut, {source: cut})
 
 
-def cat(node: fx.Node, places: Places, parts: int) -> InParts:
+def cat(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Join along another dimension, or join pieces of equal size.
 
     Each such piece becomes a block that holds a piece of every chunk.
@@ -222,7 +222,7 @@ def cat(node: fx.Node, places: Places, parts: int) -> InParts:
     assert isinstance(joined, (list, tuple))
     sources = [source for source in joined if isinstance(source, fx.Node)]
     (at,) = dims_of(node, len(shape_of(node)), default=0)
-    cuts = {places.get(source) for source in sources} - {None}
+    cuts = {layouts.get(source) for source in sources} - {None}
     # An old ``cat`` accepts empty tensors of one dimension among others, whose dimensions cannot be
     # compared.
     if len(cuts) != 1 or len({len(shape_of(source)) for source in sources}) > 1:
