@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dynamo_dist.errors import ConfigError, UnsupportedTorchError
 from inductor_passes.errors import OptionError
 from inductor_passes.plugins import digest_of_sources
-from inductor_passes.ranks.decision import SECONDS, seconds
+from inductor_passes.ranks.coordination import SECONDS, deadline_s
 
 OLDEST = (2, 13)
 FIRST_UNTESTED = (2, 16)
@@ -58,13 +58,13 @@ AGREEMENT_SECONDS = SECONDS
 
 
 def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
-    """Return the seconds that a rank waits for others to compile the same graph; 0 settles and
-    compares nothing.
+    """Return the seconds that a rank waits for others to compile the same graph; with 0, ranks
+    do not coordinate.
 
     Raises ConfigError for what is no number of at least 0.
     """
     try:
-        return seconds(environ)
+        return deadline_s(environ)
     except OptionError as error:
         raise ConfigError(error.what, error.why, error.fix) from None
 

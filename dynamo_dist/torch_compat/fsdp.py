@@ -98,6 +98,13 @@ def ranks(state: FSDPState) -> tuple[int, ...]:
     return tuple(sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
 
 
+def path_in_model(state: FSDPState) -> str:
+    """Return the name of a state's module in its root, after ``decide_root``; "" for the root, and
+    where nothing is sharded by it.
+    """
+    return next((group._module_fqn or "" for group in groups(state)), "")
+
+
 def is_root(state: FSDPState) -> bool:
     """Return whether a state is the root's, after ``decide_root``."""
     return bool(state._is_root)

@@ -402,7 +402,8 @@ def _sharded(state: Any) -> _Sharded:
             for param in fsdp.sharded_parameters(state)
             for _, name in param.owners
         ]
-        _known[state] = _Sharded(state, wrapper_agreement.name(state, params, fsdp.ranks(state)))
+        path, ranks = fsdp.path_in_model(state), fsdp.ranks(state)
+        _known[state] = _Sharded(state, wrapper_agreement.name(state, path, params, ranks))
     return _known[state]
 
 

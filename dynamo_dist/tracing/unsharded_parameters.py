@@ -215,7 +215,7 @@ def ran_eagerly(wrapper: Any, launches: bool = True) -> None:
         given_up = True
         _mark_broken(wrapper)
     if given_up and launches:
-        wrapper_agreement.is_whole(wrapper, False)
+        wrapper_agreement.runs_in_graph(wrapper, False)
 
 
 def _ends(tx: Any, breaks: bool) -> bool:
@@ -227,7 +227,7 @@ def _ends(tx: Any, breaks: bool) -> bool:
         return False
     dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
     cannot = known.inside if breaks else []
-    whole = wrapper_agreement.are_whole(known.outermost, cannot)
+    whole = wrapper_agreement.run_in_graph(known.outermost, cannot)
     left = [each for each, is_whole in zip(known.outermost, whole, strict=True) if not is_whole]
     for each in [*left, *cannot]:
         _mark_broken(each, id(each) not in known.quiet)

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from inductor_passes import files
-from inductor_passes.errors import RanksDifferError
 from inductor_passes.ranks import decision
 from inductor_passes.ranks.collective_trace import Group, Stream
-from inductor_passes.ranks.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
+from inductor_passes.ranks.compile_once import Claim, End, Turn, Waiting, claim
+from inductor_passes.ranks.coordination import Coordination, CoordinationError, deadline_s
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat.nodes import size_hint
@@ -50,9 +50,9 @@ class SharedLowering:
     """
 
     def __init__(
-        self, store: c10d.Store, rank: int, sizes: str = "", offers: Offers | None = None
+        self, job: Coordination, rank: int, sizes: str = "", offers: Offers | None = None
     ) -> None:
-        self._store, self._rank, self._sizes, self._offers = store, rank, sizes, offers or _own
+        self._job, self._rank, self._sizes, self._offers = job, rank, sizes, offers or _own
         self.key = ""  # of a graph that was missed
         self._claim: Claim | None = None
         self._mark = ""
@@ -67,13 +67,11 @@ class SharedLowering:
         self.key = key
         try:
             self._mark = leave_mark()
-            found = claim(self._store, f"{key}{self._sizes}", self._rank, self._mark or "-")
+            found = claim(self._job, f"{key}{self._sizes}", self._rank, self._mark or "-")
             if isinstance(found, Turn):
                 return self._wait(found)
             self._claim = found
-        except RanksDifferError:  # what the vote came to
-            raise
-        except FAILURES as error:
+        except CoordinationError as error:
             log.warning("The job's store failed: this rank compiles a graph by itself (%s).", error)
         return False
 
@@ -82,12 +80,12 @@ class SharedLowering:
             return False
         log.info("Rank %d compiles this graph: waiting for it.", turn.rank)
         waiting = Waiting(
-            self._store,
+            self._job,
             turn,
             self._rank,
             self._mark or "-",
             functools.partial(vote, self._offers),
-            still_s=decision.seconds() or None,
+            still_s=deadline_s() or None,
         )
         is_apart = not is_here(turn.folder)
         if is_apart:
@@ -143,7 +141,7 @@ def share_lowering(
         yield None
         return
     offers = _own if session.trace is None else session.trace.offers
-    lowering = SharedLowering(store, c10d.global_rank(), _hints(inputs), offers)
+    lowering = SharedLowering(Coordination(store), c10d.global_rank(), _hints(inputs), offers)
     try:
         with caches.lowered_entries(lowering.missed):
             yield lowering

@@ -25,14 +25,13 @@ import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from inductor_passes.errors import RanksDifferError
 from inductor_passes.fused.kernels import availability
 from inductor_passes.inductor import local_graphs, shared_compile
 from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram, graphs_inside
 from inductor_passes.inductor.local_graphs import leaves_of_value
-from inductor_passes.ranks import decision
 from inductor_passes.ranks.collective_trace import Stream
-from inductor_passes.ranks.compile_once import FAILURES, MOST_BYTES, Claim, Turn, Waiting, claim
+from inductor_passes.ranks.compile_once import MOST_BYTES, Claim, Turn, Waiting, claim
+from inductor_passes.ranks.coordination import Coordination, CoordinationError, deadline_s
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor, meshes, rank_reads
 from inductor_passes.torch_compat.nodes import higher_order_name, is_random, namespace, size_hint
@@ -139,13 +138,13 @@ class SharedTrace:
 
     def __init__(
         self,
-        store: c10d.Store,
+        job: Coordination,
         rank: int,
         about: object,
         is_alike: Callable[[fx.GraphModule], bool],
         program: UntracedProgram,
     ) -> None:
-        self._store, self._rank, self._about, self._program = store, rank, about, program
+        self._job, self._rank, self._about, self._program = job, rank, about, program
         self._is_alike = is_alike
         self._entries = caches.TracedEntries()
         self._asked = self._looked = False
@@ -172,9 +171,7 @@ class SharedTrace:
             mine = self._claimed(f"untraced/{digest}", mark, self._program.meshes)
             if mine is not None:
                 self._ahead = _Ahead(mine)
-        except RanksDifferError:  # what the vote came to
-            raise
-        except FAILURES as error:
+        except CoordinationError as error:
             log.warning("The job's store failed: this rank compiles by itself (%s).", error)
         return self.made_by is not None
 
@@ -219,9 +216,7 @@ class SharedTrace:
             mine = self._claimed(f"traced/{traced.digest}", mark, lambda: traced.meshes)
             if mine is not None:
                 self._claims.append(mine)
-        except RanksDifferError:  # what the vote came to
-            raise
-        except FAILURES as error:
+        except CoordinationError as error:
             log.warning("The job's store failed: this rank compiles by itself (%s).", error)
         if self.made_by is not None:
             raise Made
@@ -232,7 +227,7 @@ class SharedTrace:
         """Return this rank's claim on a key; None if another made the code, which ``made_by``
         says, or had none.
         """
-        found = claim(self._store, key, self._rank, mark or "-")
+        found = claim(self._job, key, self._rank, mark or "-")
         if isinstance(found, Claim):
             return found
         if found.rank == self._rank:  # compiled here before, and gone from the cache
@@ -246,12 +241,12 @@ class SharedTrace:
         """Wait for another rank's code; or return the claim that this rank takes over."""
         log.info("Rank %d compiles this program: waiting for it.", turn.rank)
         waiting = Waiting(
-            self._store,
+            self._job,
             turn,
             self._rank,
             mark or "-",
             functools.partial(shared_compile.vote, self.offers),
-            still_s=decision.seconds() or None,
+            still_s=deadline_s() or None,
         )
         if not shared_compile.is_here(turn.folder):
             waiting.want()
@@ -341,7 +336,7 @@ def share_trace(
         return make(), None
     about = session.options.digest()
     session.trace = shared_compile = SharedTrace(
-        store, c10d.global_rank(), about, is_alike, program
+        Coordination(store), c10d.global_rank(), about, is_alike, program
     )
     with caches.traced_entries(shared_compile.missed):
         try:

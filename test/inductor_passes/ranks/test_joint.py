@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from inductor_passes.errors import CannotFollowError
-from inductor_passes.ranks import decision
+from inductor_passes.ranks import coordination, decision
 from inductor_passes.ranks.collective_trace import PROGRAM, Group, Launch, Stream
 from inductor_passes.ranks.decision import Orders
 from inductor_passes.ranks.protocol import CachedOffer
@@ -36,7 +36,7 @@ def ranks(monkeypatch):
     and of rank 1.
     """
     decision.forget()
-    monkeypatch.setenv(decision.SECONDS, "5")
+    monkeypatch.setenv(coordination.SECONDS, "5")
     monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
     store = dist.HashStore()
     jobs = [Orders(store, rank, None) for rank in range(2)]
@@ -67,7 +67,7 @@ def test_a_break_that_all_meet_later_leaves_the_joint_graph_whole(ranks):
 
 
 def test_a_break_that_one_rank_alone_meets_later_is_told(ranks, monkeypatch):
-    monkeypatch.setenv(decision.SECONDS, "0.2")
+    monkeypatch.setenv(coordination.SECONDS, "0.2")
     asked = [(JOINT, CUT), (FORWARD, PROGRAM)]
     ranks(asked, asked)
     failed, _ = ranks([(stream("f:1", partial=True), PROGRAM)], [])

@@ -16,18 +16,18 @@ from inductor_passes.ranks.collective_trace import (
 
 
 @dataclass(slots=True)
-class Known:
+class DecidedTrace:
     """Hold a stream that ranks have decided on, and its plan.
 
     ``plan``: a plan's text. ``ours``: whether a graph of this process has the stream. ``ended``:
     whether ranks could not agree: each launches it in the program's order, in graphs of its own.
-    ``settled_as``: the key by which all ranks know the plan. It differs from the stream's own key
+    ``agreed_as``: the key by which all ranks know the plan. It differs from the stream's own key
     where this graph was compiled from further outside or inside.
     """
 
     stream: Stream
     plan: str
-    settled_as: str
+    agreed_as: str
     ours: bool = True
     ended: bool = False
 
@@ -37,17 +37,17 @@ class Known:
         return self.plan != PROGRAM or (bool(self.stream.joint) and not self.ended)
 
 
-class Register:
+class DecidedTraces:
     """Hold decided streams by key, and find equal ones seen from further outside or inside."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, DecidedTrace] = {}
         self._by_content: dict[str, list[str]] = {}
         self._cut: set[str] = set()
         self._in_python: set[str] = set()  # functions, as some rank runs them
         self._left_here: set[str] = set()  # as this rank does
 
-    def get(self, stream: Stream, key: str) -> Known | None:
+    def get(self, stream: Stream, key: str) -> DecidedTrace | None:
         """Return the entry of this stream, or the same seen from elsewhere; None if undecided."""
         if (exact := self._known.get(key)) is not None:
             return exact
@@ -68,7 +68,7 @@ class Register:
         *,
         ours: bool = True,
         ended: bool = False,
-        settled_as: str = "",
+        agreed_as: str = "",
     ) -> None:
         """Record a decision. A stream of another rank does not replace a known one."""
         # A graph of this process may already run by the known plan.
@@ -76,9 +76,9 @@ class Register:
             return
         if key not in self._known:
             self._by_content.setdefault(stream.content, []).append(key)
-        self._known[key] = Known(stream, plan, settled_as or key, ours, ended)
+        self._known[key] = DecidedTrace(stream, plan, agreed_as or key, ours, ended)
 
-    def meeting(self, stream: Stream, but: str = "") -> list[Known]:
+    def meeting(self, stream: Stream, but: str = "") -> list[DecidedTrace]:
         """List decided streams that other ranks may run while this rank runs ``stream``."""
         return [
             known for key, known in self._known.items() if key != but and _may_meet(stream, known)
@@ -95,19 +95,19 @@ class Register:
         cut = any(stream.is_of(root) for root in self._cut)
         return cut or bool(self.meeting(stream, key))
 
-    def reordered(self, stream: Stream, same: Known | None) -> list[Known]:
+    def reordered(self, stream: Stream, same: DecidedTrace | None) -> list[DecidedTrace]:
         """List streams with a plan that ranks may run instead of ``stream``.
 
         ``same``: the known entry of this stream, if this rank's graph cannot follow its plan.
         """
         meeting = [*self.meeting(stream), *([] if same is None else [same])]
-        found = {known.settled_as: known for known in meeting if known.is_reordered}
+        found = {known.agreed_as: known for known in meeting if known.is_reordered}
         return list(found.values())
 
-    def reordered_in(self, root: str, callers: Collection[str]) -> list[Known]:
+    def reordered_in(self, root: str, callers: Collection[str]) -> list[DecidedTrace]:
         """List streams with a plan that ranks may run instead of a function this rank calls now."""
         found = {
-            known.settled_as: known
+            known.agreed_as: known
             for known in self._known.values()
             if known.is_reordered
             and not known.stream.is_joint  # its halves are there
@@ -115,7 +115,7 @@ class Register:
         }
         return list(found.values())
 
-    def alike(self, stream: Stream) -> list[str]:
+    def plans_elsewhere(self, stream: Stream) -> list[str]:
         """The plans of streams that launch the same at other places of the program.
 
         A rank may take the one place while others take the other, by the length of its batch, say.
@@ -123,7 +123,7 @@ class Register:
         own = (self._known[key] for key in self._by_content.get(stream.content, ()))
         return list(dict.fromkeys(known.plan for known in own if known.ours))
 
-    def may_be_running(self, stream: Stream) -> Known | None:
+    def may_be_running(self, stream: Stream) -> DecidedTrace | None:
         """Return a reordered stream that ranks may run which never reach ``stream``, or None.
 
         On each group of both streams, the launches of one are a prefix of the other's.
@@ -145,7 +145,7 @@ class Register:
                 return known
         return None
 
-    def note_cut(self, root: str) -> None:
+    def record_cut(self, root: str) -> None:
         """Note a function that ranks cut into different graphs."""
         self._cut.add(root)
 
@@ -157,7 +157,7 @@ class Register:
         self._in_python.add(root)
         return before
 
-    def note_in_python(self, root: str) -> None:
+    def record_in_python(self, root: str) -> None:
         """Record a function that another rank runs in eager fallback."""
         self._in_python.add(root)
 
@@ -172,7 +172,7 @@ class Register:
         """Return whether a function that this rank has left to Python leads to ``stream``."""
         return any(stream.is_called_from(root) for root in self._left_here)
 
-    def give_up(self, known: Known) -> None:
+    def give_up(self, known: DecidedTrace) -> None:
         """Leave a stream the program's order from now on, and with it those that launch the same
         elsewhere.
 
@@ -194,6 +194,6 @@ class Register:
         return len(self._known)
 
 
-def _may_meet(stream: Stream, known: Known) -> bool:
+def _may_meet(stream: Stream, known: DecidedTrace) -> bool:
     # Who is not in all groups of a launch that others make has a shorter stream of the same frame.
     return (shares_launch if known.ended else may_meet)(stream, known.stream)

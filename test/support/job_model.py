@@ -25,8 +25,8 @@ from inductor_passes.ranks.collective_trace import (
     Planned,
     Stream,
 )
-from inductor_passes.ranks.known_traces import Register
-from inductor_passes.ranks.store import Await, ReadAll, Swap, Write
+from inductor_passes.ranks.coordination import Await, ReadAll, Swap, Write
+from inductor_passes.ranks.decided_traces import DecidedTraces
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Offer:
 class Rank:
     def __init__(self, number, job, model):
         self.number, self.job, self.model = number, job, model
-        self.register = Register()
+        self.decided = DecidedTraces()
         self.compiled = {}
         self.around = [
             Group(f"role{role}", group)
@@ -209,7 +209,7 @@ class Rank:
             yield from self._launch(call, backward, owns, plan)
 
     def _in_python(self, call, launches, backward):
-        steps = self.model.leave(self.number, root_of(call.code), (), self.register, self.around)
+        steps = self.model.leave(self.number, root_of(call.code), (), self.decided, self.around)
         if (yield from steps):
             self.model.bump(self.number)
         for i, (what, role) in enumerate(launches):
@@ -306,7 +306,7 @@ class Rank:
 
 
 def shipped(rank, stream, offer):
-    return deciding.decide(rank.number, stream, offer, rank.register, rank.around)
+    return deciding.decide(rank.number, stream, offer, rank.decided, rank.around)
 
 
 class Model:
