@@ -185,7 +185,7 @@ def unanimous(
     (verdict,) = yield ReadAll((decision,))
     if verdict not in (ALL, NOT_ALL, DIFFERENT):
         raise CoordinationError(f"a verdict in the store cannot be read: {verdict!r}")
-    return verdict  # type: ignore[no-any-return]
+    return verdict
 
 
 def _named(ranks: Sequence[int]) -> str:
