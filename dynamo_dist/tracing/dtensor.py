@@ -176,14 +176,29 @@ _MIXED = "got mixed torch.Tensor and DTensor"
 def once_more(run: Callable[[], Any], arguments: Any) -> Any:
     """``run()``, a call with these arguments; a second time where it mixes what it makes with
     DTensors.
+
+    No argument is written twice: a call that has written before it failed raises.
     """
+    before = _versions(arguments)
     try:
         return run()
-    except Exception as error:
+    except RuntimeError as error:
+        # torch has no class for this error. Which operators make tensors inside is not known before
+        # they run: it depends on arguments, as in matrix_power of order 0.
         if _MIXED not in str(error) or not are_distributed(arguments):
+            raise
+        if _versions(arguments) != before:
             raise
     with dtensor_dispatch.made_tensors_are_replicas():
         return run()
+
+
+def _versions(arguments: Any) -> list[int]:
+    return [
+        each._version
+        for each in dtensor_dispatch.tree_leaves(arguments)
+        if isinstance(each, torch.Tensor) and not each.is_inference()
+    ]
 
 
 def are_distributed(arguments: Any) -> bool:
