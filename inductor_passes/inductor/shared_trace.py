@@ -25,8 +25,8 @@ import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from inductor_passes import registry
 from inductor_passes.errors import RanksDifferError
-from inductor_passes.fused.kernels import availability
 from inductor_passes.inductor import local_graphs, shared_compile
 from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram, graphs_inside
 from inductor_passes.inductor.local_graphs import leaves_of_value
@@ -337,7 +337,9 @@ def share_trace(
     """
     wanted = session.options.compile == "shared" and not session.cache_salt
     store = c10d.job_store() if wanted else None
-    if store is None or (c10d.world_size() or 1) < 2 or not availability.why_not_here():
+    if store is None or (c10d.world_size() or 1) < 2:
+        return make(), None
+    if any(each.binds_groups() for each in registry.extensions()):
         return make(), None
     about = session.options.digest()
     session.trace = shared_compile = SharedTrace(
