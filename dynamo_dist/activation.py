@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_dist import graph_compile, settings, switch
+from dynamo_dist import graph_compile, plugins, settings, switch
 from dynamo_dist.errors import ActivationError
 from dynamo_dist.settings import DistConfig
 from dynamo_dist.settings import digest as digest
@@ -37,8 +37,9 @@ MESHES = Path("torch/distributed/device_mesh.py")
 # callers, or run around them.
 COMPILED = ("tracing/modules.py", "tracing/ddp_average.py", "tracing/fsdp2_gather.py")
 
-# Where functions are that stand in for torch's dispatching, and call nothing of the user's.
-DISPATCHING = ("sharding/", "planning/", "torch_compat/dtensor_")
+# Where functions are that stand in for torch's dispatching, and call nothing of the user's; plugins
+# name folders of theirs.
+DISPATCHING = ("sharding/", "torch_compat/dtensor_")
 
 
 def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
@@ -60,7 +61,6 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
     if inductor is not False:
         config = dataclasses.replace(config, inductor=True)
 
-    from dynamo_dist import plugins
     from dynamo_dist.torch_compat import dynamo_compiler
     from dynamo_dist.tracing import trackers
 
@@ -182,4 +182,6 @@ def _runs_in_eager(file: str) -> bool:
 @cache
 def _dispatches(file: str) -> bool:
     root = Path(__file__).parent.as_posix()
-    return Path(file).as_posix().startswith(tuple(f"{root}/{part}" for part in DISPATCHING))
+    folders = [Path(each.folder).as_posix() for each in plugins.frame_compilers if each.folder]
+    starts = (*(f"{root}/{part}" for part in DISPATCHING), *(f"{folder}/" for folder in folders))
+    return Path(file).as_posix().startswith(starts)

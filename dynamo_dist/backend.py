@@ -40,7 +40,7 @@ def compile_graph(
     """
     from inductor_passes.pass_options import split
 
-    graph_compile.register_switches()
+    graph_compile.register_options()
     # An unknown option is an error before anything is done.
     own, inductor = split(options or {}, mode)
     return graph_compile.compile_frame(gm, example_inputs, own, inductor)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from dynamo_dist.settings import DistConfig, digest
+from dynamo_dist import plugins
 from dynamo_dist.torch_compat.patching import Made, Patch
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     from inductor_passes.inductor import installed
 
-    register_switches()
+    register_options()
     return installed.checked(options, "enable(inductor=...)")
 
 
@@ -69,18 +69,19 @@ def _take(options: Mapping[str, Any] | None) -> None:
     global _taken  # noqa: PLW0603 - what is taken is one thing of the process
     from inductor_passes.inductor import installed
 
-    register_switches()
+    register_options()
     part = None if options is None else installed.Part(options, compile_frame)
     installed.put(_OWNER, part)
     _taken = options
 
 
-def register_switches() -> None:
-    """Let option ``disable`` take what this package does beside the passes."""
+def register_options() -> None:
+    """Let options take what this package and its plugins do beside the passes."""
     from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
     from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
     from inductor_passes.pass_options import register_switch
 
+    plugins.read_plugins()
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)
 
@@ -122,9 +123,16 @@ def compile_frame(
         session = CompileSession(gm, own, inductor, region=region, traits=_traits(own))
         return session.run(gm, inputs)
 
-    if own.plan == "off":
-        return compile_(gm, example_inputs)
-    return _compile_repaired(gm, example_inputs, compile_, own)
+    whole: plugins.Compile = compile_
+    for compiler in plugins.frame_compilers:
+        whole = _around(compiler, whole, own)
+    return whole(gm, example_inputs)
+
+
+def _around(
+    compiler: plugins.FrameCompiler, inner: plugins.Compile, own: PassOptions
+) -> plugins.Compile:
+    return lambda gm, inputs: compiler.compile(gm, inputs, inner, own)
 
 
 def _traits(own: PassOptions) -> frozenset[str]:
@@ -134,23 +142,3 @@ def _traits(own: PassOptions) -> frozenset[str]:
 
     traits = {BELOW_AUTOGRAD} if own.exact else {BELOW_AUTOGRAD, DIRECT_GRADIENTS}
     return frozenset(traits - set(own.disable))
-
-
-def _compile_repaired(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    compile_: Callable[..., Callable[..., Any]],
-    own: PassOptions,
-) -> Callable[..., Any]:
-    from dynamo_dist.planning.cost import prices_of
-    from dynamo_dist.planning.repair import compile_repaired
-    from dynamo_dist.torch_compat import dynamo_compiler
-
-    return compile_repaired(
-        gm,
-        inputs,
-        compile_,
-        prices_of(own.topology, inputs),
-        f"{digest(DistConfig.from_env())} {dynamo_compiler.cache_key_tag()}",
-        None if own.plan == "repair" else own.plan,
-    )

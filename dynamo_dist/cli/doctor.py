@@ -39,7 +39,9 @@ from dynamo_dist import activation, switch
 from dynamo_dist import settings as versions
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.settings import TRACKER_NAMES, TRACKERS_OFF, DistConfig
+from inductor_passes import registry
 from inductor_passes.cli import print_entries
+from inductor_passes.extension import Degraded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,15 +64,6 @@ class Probe:
     name: str
     holds: bool
     meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Degraded:
-    """Something that is off or less than it could be."""
-
-    what: str
-    why: str
-    fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +152,7 @@ def _degraded(
                 "Install a supported torch.",
             )
         ]
-    problems = []
-    if found["triton"] is None:
-        problems.append(
-            Degraded(
-                "fusing of collectives into kernels",
-                "triton is not installed.",
-                "pip install triton (Linux with an NVIDIA or AMD GPU).",
-            )
-        )
+    problems = [lack for extension in registry.extensions() for lack in extension.degraded()]
     if not _has_accelerator():
         problems.append(
             Degraded(

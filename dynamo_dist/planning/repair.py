@@ -26,12 +26,12 @@ from dynamo_dist.planning import file
 from dynamo_dist.planning.cost import Prices
 from dynamo_dist.planning.planner import plan, record
 from dynamo_dist.planning.trace import Session, bracketed
+from dynamo_dist.plugins import Compile
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning, inductor_code
 from dynamo_dist.torch_compat.dynamo_compiler import CacheKeyTag
 
 log = logging.getLogger(__name__)
 
-Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _MARKED = ("enter", "leave")
 
 

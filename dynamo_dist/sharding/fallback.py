@@ -149,6 +149,7 @@ def _is_not_negative(value: Any) -> bool:
 log = logging.getLogger(__name__)
 
 _warned: set[dtensor_specs.OpOverload] = set()
+# A ContextVar: a decomposition comes back here through torch's dispatcher, which hands nothing on.
 _decomposing: ContextVar[frozenset[dtensor_specs.OpOverload]] = ContextVar(
     "decomposing", default=frozenset()
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -111,7 +110,8 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     """
     from torch.distributed.tensor import _api, _dispatch, _redistribute
 
-    asking: contextvars.ContextVar[str] = contextvars.ContextVar("asking", default="")
+    # torch's metadata of what is traced now, which nodes do not copy: only listed fields are.
+    asking = f"{field} for"
 
     def annotated(upstream: Any) -> Any:
         @functools.wraps(upstream)
@@ -122,7 +122,8 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
                 local = local.resolve_conj().resolve_neg()
             if not fx_traceback.has_preserved_node_meta():
                 return upstream(local, current, target, **how)
-            with _noted(field, describe(current, target, asking.get())):
+            op = fx_traceback.current_meta.get(asking, "")
+            with _noted(field, describe(current, target, op)):
                 return upstream(local, current, target, **how)
 
         return redistribute_local_tensor
@@ -134,11 +135,8 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
         def redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **how: Any) -> Any:
             if not fx_traceback.has_preserved_node_meta():
                 return function(op_info, schema, *rest, **how)
-            token = asking.set(str(getattr(schema, "op", "")))
-            try:
+            with _noted(asking, str(getattr(schema, "op", ""))):
                 return function(op_info, schema, *rest, **how)
-            finally:
-                asking.reset(token)
 
         return staticmethod(redistribute_local_args)
 

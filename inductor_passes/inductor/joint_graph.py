@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.cost import CostModel
+from inductor_passes.joint_decision import Joint, note
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.ranks import decision as orders
@@ -25,7 +26,6 @@ from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import PassRecord
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.schedule.schedule_pass import CAP_BYTES
-from inductor_passes.split.decision import Joint, note
 from inductor_passes.torch_compat import aot
 
 if TYPE_CHECKING:

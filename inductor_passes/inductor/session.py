@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from inductor_passes import registry
 from inductor_passes.errors import RanksDifferError
-from inductor_passes.fused.kernels import availability
 from inductor_passes.garbage_collector import rare_cycle_collection
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
@@ -145,7 +145,8 @@ class CompileSession:
         if self.job is not None and self.agrees:
             dynamo.guard_frame(self.job.still_holds())
         self.publish()
-        return compiled if availability.why_not_here() else _watched(compiled)
+        checks = [check for each in registry.extensions() if (check := each.before_call())]
+        return _checked(compiled, checks) if checks else compiled
 
     def _equal_launches(self) -> contextlib.AbstractContextManager[None]:
         return equal_launches_stay() if self.agrees else contextlib.nullcontext()
@@ -302,15 +303,13 @@ def _ranks_that_differ_say_so() -> Iterator[None]:
         raise
 
 
-def _watched(compiled: Code) -> Code:
-    """Raise before a call what a fused kernel of an earlier one has reported: replaying a CUDA
-    graph runs no operator.
-    """
-    from inductor_passes.fused.kernels.workspace import raise_if_failed
+def _checked(compiled: Code, checks: Sequence[Callable[[], object]]) -> Code:
+    """Run what extensions check before each call of compiled code."""
 
     @functools.wraps(compiled)
     def call(*args: Any, **kwargs: Any) -> Any:
-        raise_if_failed(wait=False)
+        for check in checks:
+            check()
         return compiled(*args, **kwargs)
 
     return call

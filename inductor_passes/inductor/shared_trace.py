@@ -25,7 +25,7 @@ import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from inductor_passes.fused.kernels import availability
+from inductor_passes import registry
 from inductor_passes.inductor import local_graphs, shared_compile
 from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram, graphs_inside
 from inductor_passes.inductor.local_graphs import leaves_of_value
@@ -125,9 +125,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Made(BaseException):
-    """Another rank has made code of the graph that is being compiled, and it is in the cache
-    now. No error: nothing but its caller may catch it.
+class CompiledElsewhere(BaseException):
+    """Leave a compile by AOTAutograd: another rank's code of the graph is in the cache now.
+
+    ``share_trace`` then asks for the code again. Control cannot return there otherwise. AOTAutograd
+    calls the partition function between its trace and Inductor, takes nothing but two graphs from
+    it, and has no hook by which a compile ends early with code that exists (seen in 2.13).
+
+    It is a BaseException, because nothing failed: torch counts each Exception that leaves
+    AOTAutograd as a failed compile, and the session tries a compile again that failed.
     """
 
 
@@ -192,7 +198,7 @@ class SharedTrace:
         ahead.claim.end("", None)
 
     def ask(self, joint: fx.GraphModule, how: Mapping[str, Any]) -> None:
-        """Let one rank go on with a joint graph. Raises Made where another has."""
+        """Let one rank go on with a joint graph. Raises CompiledElsewhere where another has."""
         is_first, self._asked = not self._asked, True
         is_whole = "static_lifetime_input_indices" in how
         self.traced(joint, lambda gm: is_first and is_whole and self._is_alike(gm))
@@ -219,7 +225,7 @@ class SharedTrace:
         except CoordinationError as error:
             log.warning("The job's store failed: this rank compiles by itself (%s).", error)
         if self.made_by is not None:
-            raise Made
+            raise CompiledElsewhere
 
     def _claimed(
         self, key: str, mark: str, meshes: Callable[[], Mapping[str, DeviceMesh]]
@@ -332,22 +338,23 @@ def share_trace(
     """
     wanted = session.options.compile == "shared" and not session.cache_salt
     store = c10d.job_store() if wanted else None
-    if store is None or (c10d.world_size() or 1) < 2 or not availability.why_not_here():
+    if store is None or (c10d.world_size() or 1) < 2:
+        return make(), None
+    if any(each.binds_groups() for each in registry.extensions()):
         return make(), None
     about = session.options.digest()
-    session.trace = shared_compile = SharedTrace(
-        Coordination(store), c10d.global_rank(), about, is_alike, program
-    )
-    with caches.traced_entries(shared_compile.missed):
+    job = Coordination(store)
+    session.trace = trace = SharedTrace(job, c10d.global_rank(), about, is_alike, program)
+    with caches.traced_entries(trace.missed):
         try:
-            with aot.before_partition(shared_compile.ask):
-                return make(), shared_compile.made_by
-        except Made:
-            log.info("Rank %s has made the code of this program.", shared_compile.made_by)
+            with aot.before_partition(trace.ask):
+                return make(), trace.made_by
+        except CompiledElsewhere:
+            log.info("Rank %s has made the code of this program.", trace.made_by)
         finally:
             session.trace = None
-            shared_compile.end()
-    return make(), shared_compile.made_by
+            trace.end()
+    return make(), trace.made_by
 
 
 def _packed(entry: bytes, graphs: Mapping[str, bytes]) -> bytes:

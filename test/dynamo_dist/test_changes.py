@@ -8,7 +8,6 @@ import torch
 from dynamo_dist import __main__, patches, switch
 from dynamo_dist.settings import DistConfig
 
-
 NEWER = not torch.__version__.startswith("2.13.")
 
 
