@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import abc
 import enum
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import fx
 
 from inductor_passes.cost import CostModel
+from inductor_passes.errors import InvariantError, OptionError
+from inductor_passes.graph.edit import computed
+from inductor_passes.graph.invariants import check_functional
 from inductor_passes.records import ScheduleRecord, SplitRecord
-from inductor_passes.schedule_options import ScheduleOptions
 
 if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
     from inductor_passes.ranks.collective_trace import LaunchPlan
+
+
+# Operators whose results ``Rewrite`` computes anew to check them.
+_NAMESPACES = ("aten", "prims", "_c10d_functional")
 
 
 class Numerics(enum.Enum):
@@ -42,6 +50,49 @@ class PassStats:
     schedule: ScheduleRecord | None = None
     notes: tuple[str, ...] = ()
     split: SplitRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleOptions:
+    """Options of the scheduler: what a schedule may cost.
+
+    extra_memory_ratio, extra_memory_bytes: peak memory may exceed that of the program's own order
+        by the larger of this share of it and this many bytes. None: by what FSDP2's own runtime
+        would exceed it where the graph gathers for its modules, else 1 GiB.
+    bucket: whether launches may be merged.
+    """
+
+    extra_memory_ratio: float = 0.05
+    extra_memory_bytes: int | None = None
+    bucket: bool = True
+
+    def __post_init__(self) -> None:
+        for key in ("extra_memory_ratio", "extra_memory_bytes"):
+            value = getattr(self, key)
+            if key == "extra_memory_bytes" and value is None:
+                continue
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < 0:
+                raise _bad_option(key, value, "a number of at least 0")
+        if not isinstance(self.bucket, bool):
+            raise _bad_option("bucket", self.bucket, "True or False")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ScheduleOptions:
+        """From a user's mapping; what it leaves out keeps its default."""
+        known = [field.name for field in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise OptionError(
+                    f"Option 'schedule' has an unknown key {key!r}.",
+                    "",
+                    f"Known are {', '.join(known)}.",
+                )
+        return cls(**given)
+
+
+def _bad_option(key: str, value: object, wanted: str) -> OptionError:
+    return OptionError(f"Option 'schedule' has {key} = {value!r}.", "", f"It takes {wanted}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +183,36 @@ class GraphPass(abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__module__}.{type(self).__qualname__}()"
+
+
+class Rewrite(GraphPass):
+    """Fewer or smaller collectives, same meaning.
+
+    Requires: a functional graph.
+    Ensures:  shape and dtype of every new node, and of what reads one, are what its op makes of its
+              inputs; launches that stay keep their order; a second run changes nothing.
+    """
+
+    changes_launches = True
+
+    def requires(self, graph: fx.Graph) -> None:
+        check_functional(graph, self.name)
+
+    def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
+        known = set(before)
+        for node in graph.nodes:
+            touched = node not in known or any(n not in known for n in node.all_input_nodes)
+            if touched and getattr(node.target, "namespace", "") in _NAMESPACES:
+                self._check(node)
+
+    def _check(self, node: fx.Node) -> None:
+        said, true = node.meta.get("val"), computed(node)
+        if not isinstance(said, torch.Tensor):
+            return
+        if said.dtype != true.dtype or said.shape != true.shape:
+            raise InvariantError(
+                f"The pass {self.name} left %{node.name} with {said.dtype} {list(said.shape)}, "
+                f"but its op makes {true.dtype} {list(true.shape)} of its inputs.",
+                "",
+                f"Leave it out with options={{'disable': ['{self.name}']}}.",
+            )

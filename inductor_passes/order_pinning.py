@@ -82,11 +82,14 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
             to_come.discard(node)
             last, since = node, []
         elif _is_anchor(node, cost):
+            # With nothing in flight the order of compute hides nothing, so a tie would only cost
+            # compile time.
             if last is not None and to_come and not _reads(node, {last, *since}):
                 after[node] = [last]
             since.append(node)
     if not any(is_launch(node) for node in graph.nodes):
         return 0
+    # Before the ties: a tied node is wrapped and no longer recognised.
     _reduce_in_place(graph)
     inductor.pin_nodes(graph, after)
     return len(after)

@@ -11,7 +11,7 @@ from inductor_passes import order_pinning, registry
 from inductor_passes.cost import load_topology
 from inductor_passes.errors import OptionError
 from inductor_passes.extension import Option
-from inductor_passes.schedule_options import ScheduleOptions
+from inductor_passes.graph_pass import ScheduleOptions
 from inductor_passes.torch_compat import inductor as config
 
 COMPILES = ("each", "shared")

@@ -21,14 +21,13 @@ from inductor_passes.graph.collectives import expect_even_exchanges, input_tenso
 from inductor_passes.graph.dependencies import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.printing import user_line
-from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats, ScheduleOptions
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.report.describe import describe
 from inductor_passes.report.logs import PassLog
 from inductor_passes.schedule.schedule_pass import FollowPlan
-from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 
 log = logging.getLogger(__name__)

@@ -37,6 +37,7 @@ def load_plugins(
     off = {name.strip() for name in os.environ.get(OFF, "").split(",")}
     failures = {}
     here = [feature for feature in features if _has_folder(feature)]
+    # Sorted: ranks whose installations list plugins differently must still run them in one order.
     for entry in (*here, *sorted(importlib.metadata.entry_points(group=group))):
         if entry.name in off:
             log.info("The plugin %s is off, by %s.", entry.name, OFF)

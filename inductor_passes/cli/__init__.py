@@ -38,6 +38,7 @@ def print_entries(console: Console, entries: Iterable[tuple[str, Iterable[str]]]
     """Print headings with their lines. Headings stay on one line in any width; lines are
     wrapped.
     """
+    # Slow to import, and ``--json`` prints without it.
     from rich.padding import Padding
     from rich.text import Text
 

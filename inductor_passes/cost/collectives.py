@@ -49,6 +49,8 @@ def shape_of_ranks(ranks: Sequence[int], ranks_per_node: int, world: int) -> Gro
     boundary somewhere: one of them is slow, and all ranks wait for it, so the shape is that of the
     slow one.
     """
+    # Distances, not ranks: a group of rank 8 to 15 and one of 0 to 7 have one shape, whichever this
+    # process is in.
     offsets = sorted(rank - min(ranks) for rank in ranks)
     size = len(offsets)
     if size < 2 or world <= ranks_per_node:
@@ -57,6 +59,8 @@ def shape_of_ranks(ranks: Sequence[int], ranks_per_node: int, world: int) -> Gro
     stride = offsets[1]
     regular = all(offset == index * stride for index, offset in enumerate(offsets))
     extent = stride * size
+    # Groups of six on nodes of eight: some lie on one node and some on two, and all of the job wait
+    # for the slow ones.
     if nodes == 1 and regular and ranks_per_node % extent != 0:
         nodes = 2
     return GroupShape(size, nodes)
@@ -115,6 +119,7 @@ def collective_us(
     if group.size < 2:
         return start
     measured = topology.measured_collective(kind, group.size, group.nodes)
+    # Measured times have the library's choice of algorithm in them, and its start.
     if measured is not None:
         return measured.us(payload_bytes)
     plans = _plans(kind, payload_bytes, group, topology.reduce_scatter_rounds)
@@ -130,11 +135,15 @@ def _plans(
 ) -> list[_Plan]:
     n, k = group.size, group.nodes
     if kind == "all_gather" or kind == "gather":
+        # Ring: each rank sends n - 1 shards on, S bytes each.
         return [_ring(1, (n - 1) * payload, group)]
     if kind == "reduce_scatter" or kind == "scatter":
         rounds = reduce_scatter_rounds if kind == "reduce_scatter" else 1.0
+        # Ring: n - 1 steps with a share of S / n bytes each.
         return [_ring(rounds, rounds * (n - 1) / n * payload, group)]
     if kind in ("all_reduce", "barrier", "monitored_barrier"):  # a barrier has no payload
+        # A reduce-scatter and an all-gather of the result: 2 (n - 1) / n of S, the least that any
+        # algorithm moves through a rank.
         traffic = 2 * (n - 1) / n * payload
         plans = [_ring(2, traffic, group)]
         if k > 1:
@@ -143,12 +152,15 @@ def _plans(
             plans.append(_Plan(*hops, traffic, traffic / group.ranks_per_node))
         return plans
     if kind == "broadcast" or kind == "reduce":
+        # Trees: log2 hops in a node and between nodes, and each byte passes once.
         hops = math.ceil(math.log2(group.ranks_per_node)), math.ceil(math.log2(k))
         return [_Plan(*hops, payload, payload / group.ranks_per_node)]
     if kind == "all_to_all":
         # Every pair at once; each rank has its own network link, which others cannot help with.
         local = group.ranks_per_node - 1
         outside = n - 1 - local
+        # S / n bytes to each rank: those of the own node through its switch, the others through
+        # this rank's network link.
         return [_Plan(1, min(1, outside), local / n * payload, outside / n * payload)]
     if kind in ("permute", "send", "recv", "isend", "irecv", "batch_p2p"):
         return [_Plan(0, 1, 0.0, payload) if k > 1 else _Plan(1, 0, payload, 0.0)]
@@ -159,6 +171,7 @@ def _ring(rounds: float, traffic: float, group: GroupShape) -> _Plan:
     """``rounds`` times around a ring. Its network hop is carried by all links of a node
     together.
     """
+    # The ring enters each node once: k - 1 of its n - 1 hops cross the network.
     inter_steps = rounds * (group.nodes - 1)
     intra_steps = rounds * (group.size - 1) - inter_steps
     return _Plan(intra_steps, inter_steps, traffic, traffic / group.ranks_per_node)
@@ -171,5 +184,6 @@ def _us(plan: _Plan, protocol: LinkProtocol, group: GroupShape, topology: Topolo
         transfer = plan.intra_bytes / (topology.intra_gb_per_s * 1e3 * protocol.intra_share)
     if group.crosses_nodes:
         inter = plan.inter_bytes / (topology.inter_gb_per_s * 1e3 * protocol.inter_share)
+        # Both kinds of link carry the ring at once: the slower one sets its pace.
         transfer = max(transfer, inter)
     return protocol.launch_us + steps + transfer

@@ -73,6 +73,7 @@ def flops(node: fx.Node) -> float:
         return 2 * math.prod(product_shape(node) or (0,))
     formula: Callable[..., Any] | None = _OWN.get(name)
     if formula is None:
+        # The registry is by packet: a formula holds for all overloads.
         packet = target._overloadpacket if isinstance(target, torch._ops.OpOverload) else target
         formula = _registry().get(packet)
     if formula is None:
@@ -91,6 +92,8 @@ def flops(node: fx.Node) -> float:
                 error,
             )
         return 0
+    # Torch's formulas count the whole score matrix. Causal kernels skip the blocks above the
+    # diagonal.
     if is_attention(node):
         count = count * _causal_share(node)
     return int(count)
@@ -109,6 +112,8 @@ def concrete(value: Any) -> Any:
         return concrete(value.meta.get("val"))
     if isinstance(value, torch.Tensor):
         shape = [size_hint(size) for size in value.shape]
+        # Meta tensors, not the fake ones: their shapes have symbols, and a formula that compares
+        # them would add guards.
         return torch.empty(shape, dtype=value.dtype, device="meta")
     if isinstance(value, torch.SymInt):
         return size_hint(value)
@@ -141,6 +146,7 @@ def _causal_share(node: fx.Node) -> float:
     if "is_causal" not in tensors or query is None or key is None or query.dim() != 4:
         return 1.0
     rows, columns = query.shape[-2], key.shape[-2]
+    # The first ``full`` rows see 1, 2, ... columns; rows beyond the last column see all of them.
     full = min(rows, columns)
     seen = full * (full + 1) / 2 + max(0, rows - columns) * columns
     return seen / (rows * columns) if rows and columns else 1.0
@@ -287,12 +293,15 @@ def graph_accesses(graph: fx.Graph) -> dict[fx.Node, Accesses]:
     written: set[fx.Node] = set()
     used: set[fx.Node] = set()
     for node, kind in kinds.items():
+        # Outputs and launches do no arithmetic, but what they read has to be in memory: they end a
+        # fusion.
         if kind.free and node.op != "output" and role(node) != "launch":
             continue
         reads[node] = found = _values_read(node, kinds)
         used.update(found)
         for value, size in found.items():
             if _fused(value, node, size, kinds):
+                # Inside one kernel the value stays in registers.
                 found[value] = 0
                 continue
             written.add(value)
@@ -307,9 +316,13 @@ def graph_accesses(graph: fx.Graph) -> dict[fx.Node, Accesses]:
         read: dict[fx.Node, float] = {}
         for value, size in reads[node].items():
             shared = sharers[value, kind.depth, kind.iterations] if fusible else 1
+            # Fusible readers of equal depth and size become one kernel that loads the value once.
+            # Each gets an even share, so that the sum over nodes is right whatever their order.
             read[value] = size / (shared or 1)
         write: dict[fx.Node | None, float] = {}
         for written_as, size in _values_written(node, kind):
+            # Read, and by nobody outside of its kernel: never written. What nobody reads counts as
+            # written.
             inside = fusible and written_as in used and written_as not in written
             write[written_as] = write.get(written_as, 0.0) + (0 if inside else size)
         result[node] = Accesses(read, write, any(write.values()) or not fusible)
@@ -326,6 +339,7 @@ def value_behind(node: fx.Node) -> fx.Node:
 def _fused(value: fx.Node, reader: fx.Node, size: int, kinds: dict[fx.Node, NodeKind]) -> bool:
     """Return whether ``reader`` gets ``value`` inside one kernel, without memory in between."""
     producer, consumer = kinds[value], kinds[reader]
+    # Different depths: another kernel must run in between. Read in part: Inductor does not fuse it.
     if not producer.fusible or producer.depth != consumer.depth or size < producer.bytes:
         return False
     loop = loop_of(reader.target)
@@ -335,10 +349,14 @@ def _fused(value: fx.Node, reader: fx.Node, size: int, kinds: dict[fx.Node, Node
     if loop == "picking" or not consumer.fusible:
         return False
     if producer.reduction:
+        # Inductor fuses what follows a reduction into its loop where it runs over the reduced or
+        # over the full range, as a norm does.
         return consumer.pointwise and consumer.iterations in (
             producer.elements,
             producer.iterations,
         )
+    # Equal loops fuse; a smaller operand is computed again inside the larger loop if it is
+    # broadcast over it, which needs whole multiples.
     return producer.elements == consumer.iterations or (
         producer.elements < consumer.iterations
         and consumer.iterations % max(producer.elements, 1) == 0
@@ -350,11 +368,13 @@ def _values_read(node: fx.Node, kinds: dict[fx.Node, NodeKind]) -> dict[fx.Node,
     found: dict[fx.Node, int] = {}
     sources = node.all_input_nodes
     if op_name(node) in _OVERWRITING:
+        # ``copy_`` and its like overwrite their target without reading it.
         sources = [source for source in sources if source not in mutated_inputs(node)]
     picks = loop_of(node.target) == "picking"
     for position, source in enumerate(sources):
         size = kinds[source].bytes
         if picks and position == 0:
+            # An embedding reads the rows that it picks, not the table.
             size = min(size, kinds[node].bytes)
         value = value_behind(source)
         if value is not source or value in found:

@@ -88,6 +88,8 @@ class Machine:
             per_us = rate.flops_per_us
             if attention:
                 per_us = rate.peak_tflops * self.topology.attention_efficiency * 1e6
+            # Roofline: arithmetic and traffic overlap inside a kernel (S. Williams et al.,
+            # "Roofline", CACM 52, 2009).
             us = max(operations / per_us, us)
         return us + (self.kernel_start_us if starts else 0.0)
 
@@ -121,6 +123,8 @@ class Machine:
             for payload in payload_bytes
         ]
         start = min(protocol.launch_us for protocol in topology.protocols)
+        # A coalesced call is one start of the library, as far as the topology says that it saves
+        # the others.
         return sum(times) - start * topology.coalesced_start_share * max(0, len(times) - 1)
 
 
@@ -142,6 +146,7 @@ def node_us(
     if not name:
         raise ValueError(f"{launch.format_node()} is no collective, so it has no link time")
     group = argument(launch, "group_name")
+    # The size of the job is in the key: tests and jobs initialise more than one after the other.
     key = (group, argument(launch, "group_size"), world_size())
     shape = shapes.get(key) if isinstance(group, str) else None
     if shape is None:

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _render(obstacle: str) -> None:
-    from rich.console import Console
+    from rich.console import Console  # slow to import, and ``--json`` prints without it
 
     print_entries(
         Console(),

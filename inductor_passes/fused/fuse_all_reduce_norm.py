@@ -67,6 +67,7 @@ _Core = tuple[list[fx.Node], fx.Node, float, fx.Node | None, fx.Node]
 
 
 def _rms(x: fx.Node) -> _Core | None:
+    # Decompositions write the square as ``pow`` or as ``mul``.
     for square in x.users:
         is_square = (square.target is aten.pow.Tensor_Scalar and square.args[1] == 2) or (
             square.target is aten.mul.Tensor and square.args == (x, x)
@@ -192,6 +193,7 @@ class FuseAllReduceNorm(Fusion):
         residuals = [t for t in terms if static_shape(t) == shape and len(shape) > 1]
         if len(biases) > 1 or len(residuals) > 1 or len(biases) + len(residuals) < len(terms):
             return "what is added to the sum is not one bias and one residual"
+        # The kernel never writes the sum before the additions, so nobody else may read it.
         if any(len(node.users) > 1 for node in path[:-1]):
             return "the sum is read before everything is added to it"
         if not can_stand_above((norm.weight, norm.shift), total):
@@ -243,6 +245,8 @@ class AllReduceNorm(Match):
             x = reshaped(graph, x, static_shape(total) or (), self.launch)
             tail = (norm.eps, norm.end.meta["val"].dtype, group_name(self.launch))
             kernel = emit(graph, op.default, (x, *operands, *tail), norm.end)
+            # The kernel returns all values that are read later: a backward pass reads the total and
+            # the statistics.
             made = {
                 old: emit(graph, operator.getitem, (kernel, i), old)
                 for i, old in enumerate([norm.end, total, *statistics])

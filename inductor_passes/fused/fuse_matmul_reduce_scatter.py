@@ -42,6 +42,8 @@ class FuseMatmulReduceScatter(Fusion):
         size = argument(launch, "group_size")
         if not isinstance(node, fx.Node) or not isinstance(size, int):
             return None
+        # The kernel sends parts in the type of the product: a sum over ranks in another type has
+        # other numbers.
         if node.target is CAST and _leads_to_mm(node):
             return "the product is cast before it is reduced"
         if node.target is not aten.mm.default:

@@ -90,6 +90,8 @@ def all_gather_matmul_us(
     is read and written for the gathered rows where somebody else wants them.
     """
     sent = (world - 1) * payload_bytes
+    # On a fast link the copying programs are the bottleneck: they share memory and multiprocessors
+    # with the product.
     link_us = sent / min(_link_rate(machine), COPIED_BESIDE_PRODUCT)
     compute_us = (
         matmul_us / PRODUCT_SHARE + MEMORY_COST * sent / BYTES_OF_COST + COPIERS_SHARE * link_us
@@ -110,9 +112,12 @@ def matmul_reduce_scatter_us(
     """Tiles travel while later ones are computed; then ``world`` parts of ``result_bytes`` are
     added.
     """
+    # Whole waves: a product of one tile more than fits takes as long as one of a whole wave more.
     waves = math.ceil(world * result_bytes / TILE_BYTES / MULTIPROCESSORS)
     compute_us = matmul_us / PRODUCT_SHARE + PUSH_US * waves
+    # The link can start after the first wave.
     sent_us = compute_us / waves + (world - 1) * result_bytes / _link_rate(machine)
+    # Reads ``world`` parts and writes one.
     added_us = machine.memory_us((world + 1) * result_bytes)
     return max(compute_us, sent_us) + SIGNAL_US + added_us + 2 * machine.kernel_start_us
 
@@ -124,6 +129,8 @@ def all_reduce_norm_us(
     writes.
     """
     rounds = 2 if two_shot else 1
+    # Two-shot reads a share of the rows of all ranks, and then the sums of the others: 2 / n of
+    # what one-shot reads.
     share = 2 / world if two_shot else 1.0
     link_us = share * (world - 1) * payload_bytes / _link_rate(machine)
     memory_us = machine.memory_us((2 * rounds + streams) * payload_bytes)
@@ -202,6 +209,8 @@ class Fusion(GraphPass):
         exposed = None
         for launch in launches(graph):
             waits = waits_of(launch)
+            # A result that is read without a wait, or waited for twice, has a reader that the
+            # kernel could not replace.
             if kind(launch) != self.collective or len(waits) != 1 or len(launch.users) != 1:
                 continue
             found = self.match(launch, waits[0])
@@ -209,6 +218,8 @@ class Fusion(GraphPass):
                 continue
             reason = found if isinstance(found, str) else self._obstacle(launch)
             if not reason and not isinstance(found, str):
+                # Simulated once a graph, and only if something can be fused. After a fusion the
+                # times are those of the graph before it, which all ranks have alike.
                 exposed = exposed or simulate(graph, self.cost).exposed_by_launch
                 machine = getattr(self.cost, "machine", None)
                 if not isinstance(machine, Machine):
@@ -235,6 +246,7 @@ class Fusion(GraphPass):
     def _obstacle(self, launch: fx.Node) -> str:
         """Tell why no kernel can run on this launch's group and tensor; "" if one can."""
         (tensor,) = input_tensors(launch)
+        # A shared library runs without Python.
         if is_aot_inductor():
             return "AOTInductor's libraries cannot call operators written in Python"
         group = argument(launch, "group_name")
@@ -261,6 +273,8 @@ def can_stand_above(nodes: Iterable[object], anchor: fx.Node) -> bool:
     def can(node: object) -> bool:
         if not isinstance(node, fx.Node) or order[node] < order[anchor]:
             return True
+        # Only what costs nothing or little may move: lifting a computation changes what is in
+        # memory in between.
         moves = op_facts(node.target).view or node.target is CAST
         return moves and all(can(source) for source in node.all_input_nodes)
 

@@ -59,10 +59,14 @@ def op_facts(target: object) -> OpFacts:
         return _NO_FACTS
     arguments = [(p, a.name, a.alias_info) for p, a in enumerate(target._schema.arguments)]
     infos = [result.alias_info for result in target._schema.returns]
+    # All results alias an argument and none is written: the schema's definition of a view. In-place
+    # operators alias too, with a write.
     view = bool(infos) and all(info is not None and not info.is_write for info in infos)
     mutated = tuple((p, name) for p, name, info in arguments if info and info.is_write)
+    # A view shows its first argument, by torch's convention for all view operators.
     if view or target._opname in _UNDECLARED_VIEWS:
         return OpFacts(True, ((0, arguments[0][1]),), mutated)
+    # Aliases are matched by their letter in the schema, as ``a`` in ``Tensor(a!)``.
     returned = {alias for info in infos if info for alias in info.before_set}
     aliased = tuple((p, name) for p, name, info in arguments if info and info.before_set & returned)
     return OpFacts(False, aliased, mutated)
@@ -97,13 +101,17 @@ def alias_source(node: fx.Node) -> fx.Node | None:
         if not isinstance(source, fx.Node):
             return None
         listed = _passed(source, op_facts(source.target).aliased)
+        # An operator that works in place on a list returns the list: result k is the k-th tensor
+        # that was passed.
         if len(listed) > 1 and isinstance(index, int) and index < len(listed):
             return listed[index]
         return source
     aliased = op_facts(node.target).aliased
     if aliased:
         shared = _passed(node, aliased)
+        # With several candidates nobody knows which: the value then counts as fresh memory.
         return shared[0] if len(shared) == 1 else None
+    # ``wait_tensor`` returns its argument, though its schema declares no alias.
     if is_wait(node):
         return node.args[0] if isinstance(node.args[0], fx.Node) else None
     return None

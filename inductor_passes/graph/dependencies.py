@@ -47,11 +47,14 @@ def is_fence(node: fx.Node) -> bool:
         return kind(node) in BARRIERS
     if role(node) or node.target is operator.getitem or is_random(node.target):
         return False
+    # A higher-order operator says nothing about memory in a schema. It stays where it is if torch
+    # calls it impure, or if a subgraph of it communicates: passing that would reorder collectives.
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return node.target.name() in _EFFECTFUL or node.is_impure() or _communicates(node)
     if isinstance(node.target, torch._ops.OpOverload):
         if mutated_inputs(node) or node.target._opname.startswith(_CHECKS):
             return False  # what is written is known, and a check may run at any time
+        # An operator without results is called for an effect, whatever its schema says.
         return node.is_impure() or not node.target._schema.returns
     return node.is_impure()
 
@@ -68,6 +71,8 @@ def shows_that_ranks_differ(graph: fx.Graph) -> bool:
 def _has_symbols(graph: fx.Graph) -> bool:
     for node in graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
+        # Inputs are enough: a symbol that is made inside a graph depends on data, and is looked at
+        # where it sizes an exchange.
         sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
         if any(isinstance(size, torch.SymInt) for size in sizes):
             return True
@@ -105,6 +110,8 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
     """
     nodes = list(graph.nodes)
     memory = _Memory(nodes, owners)
+    # A send is a receive elsewhere, so the order of launches alone does not keep ranks in step:
+    # waits count too.
     pairs = keep_launches and launches_show_that_ranks_differ(graph)
     found: list[set[int]] = []
     fence: int | None = None
@@ -120,6 +127,8 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
                 deps.add(fence)
             if node.op == "output" or is_fence(node):
                 # Every other node before is an input, direct or not, of these or of the last fence.
+                # Only the open ends: an edge from every node before a fence would make the edges of
+                # the graph quadratic.
                 deps.update(open_ends)
                 fence, open_ends = i, {}
             else:
@@ -133,6 +142,7 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
         for chain in chains:
             deps.update([last[chain]] if chain in last else [])
             last[chain] = i
+        # What is an input anyway needs no token.
         found.append(deps - {position[source] for source in node.all_input_nodes})
     return found
 
@@ -143,6 +153,8 @@ class _Memory:
     def __init__(self, nodes: Sequence[fx.Node], owners: Sequence[int]) -> None:
         self._nodes, self._owners = nodes, owners
         self._position = {node: i for i, node in enumerate(nodes)}
+        # Memory that nobody writes, which is nearly all of a functional graph, needs no
+        # bookkeeping.
         self._written = {owner for node in nodes for owner in self._writes(node)}
         self._writer: dict[int, int] = {}
         self._readers: dict[int, set[int]] = {}
@@ -157,6 +169,7 @@ class _Memory:
             # A wait reads the launch's inputs too: no write may reach them before it.
             used = [*used, *(launch.all_input_nodes if launch is not None else ())]
         reads = {self._owners[self._position[source]] for source in used}
+        # Sorted, so that the set of dependencies is built in one order on every rank.
         for owner in sorted((reads | writes) & self._written):
             deps.update([self._writer[owner]] if owner in self._writer else [])
             if owner in writes:
@@ -197,10 +210,13 @@ def _communicates(node: fx.Node) -> bool:
 
 def relink(graph: fx.Graph, order: Sequence[fx.Node]) -> bool:
     """Make ``order``, a permutation of the nodes, the graph's order. Returns whether it changed."""
+    # A graph that is in this order already counts as unchanged.
     if all(a is b for a, b in zip(graph.nodes, order, strict=True)):
         return False
     last = order[0]
     for node in order[1:]:
+        # ``append`` moves a node in FX's linked list; those that stand right already cost a
+        # comparison.
         if last.next is not node:
             last.append(node)
         last = node

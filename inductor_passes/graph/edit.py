@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Target
 
 from inductor_passes.errors import InvariantError
 from inductor_passes.graph.collectives import JOINT, MEMBERS
@@ -73,7 +74,7 @@ def static_shape(node: object) -> tuple[int, ...] | None:
 
 def emit(
     graph: fx.Graph,
-    target: Callable[..., Any],
+    target: Target,
     args: tuple[Any, ...],
     like: fx.Node,
     kwargs: Mapping[str, Any] | None = None,
@@ -82,6 +83,7 @@ def emit(
     """Call ``target`` at the graph's insertion point, in the name of ``like``; ``value_of``:
     what finds its value.
     """
+    assert callable(target)  # a node's ``target`` may be a name, but no such node is emitted anew
     node = graph.call_function(target, args, dict(kwargs or {}))
     node.meta.update({key: like.meta[key] for key in INHERITED if key in like.meta})
     node.meta["val"] = (value_of or computed)(node)
@@ -141,7 +143,7 @@ def again(graph: fx.Graph, chain: Sequence[fx.Node], source: fx.Node) -> fx.Node
     ``chain[0]``.
     """
     for node in reversed(chain):
-        source = emit(graph, node.target, (source, *node.args[1:]), node, node.kwargs)  # type: ignore[arg-type]
+        source = emit(graph, node.target, (source, *node.args[1:]), node, node.kwargs)
     return source
 
 

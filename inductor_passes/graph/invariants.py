@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes.errors import InvariantError
+from inductor_passes.errors import InvariantError, PreconditionError
 from inductor_passes.graph.collectives import (
     group_name,
     is_launch,
@@ -94,8 +94,6 @@ def check_functional(graph: fx.Graph, name: str, *, allow: frozenset[object] = f
 
     The copies back into graph inputs that functionalization leaves at the end are harmless.
     """
-    from inductor_passes.errors import PreconditionError
-
     epilogue = _epilogue(graph)
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):

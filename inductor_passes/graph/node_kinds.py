@@ -139,6 +139,7 @@ def _compute_kind(kind: NodeKind, loop: Loop, largest_input: int) -> None:
     kind.free = False
     if loop == "reduction" and largest_input > kind.elements:
         kind.reduction, kind.iterations = True, largest_input
+        # Inductor splits such a reduction over two kernels, so what reads it is in another one.
         kind.split = (
             kind.elements < _SPLIT_RESULTS and largest_input > _SPLIT_LENGTH * kind.elements
         )

@@ -290,7 +290,7 @@ def _share(part: float, whole: float) -> float:
 
 @functools.cache
 def _template(name: str, folder: str) -> Template:
-    import jinja2
+    import jinja2  # slow to import, and only HTML needs it
 
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(p) for p in (folder, __package__)]),

@@ -61,7 +61,7 @@ def print_graphs(
 
 def terminal() -> Console:
     """Return standard output as a console."""
-    from rich.console import Console
+    from rich.console import Console  # slow to import, and only text needs it
 
     return Console(highlight=False, soft_wrap=False)
 
@@ -192,7 +192,7 @@ def _passes(records: Sequence[PassRecord]) -> list[str]:
 
 def line(console: Console, text: str, style: str = "") -> None:
     """Text as it is: a user's code is never read as markup, and what cannot be shown is a ``?``."""
-    from rich.text import Text
+    from rich.text import Text  # slow to import, and only text needs it
 
     shown = text.encode(console.encoding, "replace").decode(console.encoding)
     console.print(Text(shown, style=style), soft_wrap=True)

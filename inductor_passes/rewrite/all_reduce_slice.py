@@ -29,8 +29,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import aten, emit, erase_unused, replace, static_shape
-from inductor_passes.graph_pass import Numerics, PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import Numerics, PassStats, Rewrite
 from inductor_passes.rewrite.inner_dimensions import cut_first
 from inductor_passes.torch_compat.c10d import group_ranks, known_groups
 
@@ -62,8 +61,11 @@ def own_chunks(whole: fx.Node, launch: fx.Node) -> list[OwnChunk] | None:
     if position is None or shape is None or count < 2 or not whole.users:
         return None
     found = []
+    # One other use needs the whole sum: then the all_reduce has to stay, and a second collective
+    # would only add bytes.
     for user in whole.users:
         dim = _split_dim(user, shape, count)
+        # A user's own slice may be the first chunk on every rank, which looks the same on rank 0.
         if dim is None or not _is_of_dtensor(user):
             return None
         pieces = [piece for piece in user.users if piece.users]
@@ -86,6 +88,7 @@ def group_position(name: str) -> int | None:
     ranks = group_ranks(name)
     if ranks is None or dist.get_rank() not in ranks:
         return None
+    # With two mesh dimensions of one size, a chunk of one looks like a chunk of the other.
     same_size = {members for members in known_groups().values() if len(members) == len(ranks)}
     return ranks.index(dist.get_rank()) if same_size <= {ranks} else None
 
@@ -103,10 +106,12 @@ def _split_dim(node: fx.Node, shape: tuple[int, ...], count: int) -> int | None:
     if not isinstance(dim, int):
         return None
     dim %= len(shape)
+    # DTensor pads uneven shards on some ranks only, and their decisions could differ.
     return dim if shape[dim] % count == 0 and node.args[1] == shape[dim] // count else None
 
 
 def _is_of_dtensor(node: fx.Node) -> bool:
+    # Backward nodes bear the stack of the forward node that they belong to.
     stack = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack")
     if not stack:
         return False
@@ -145,7 +150,9 @@ class AllReduceSlice(Rewrite):
             saved += payload_bytes(launch) * (ranks - 1) // ranks
             operation, group = reduce_op(launch), group_name(launch)
             with graph.inserting_before(launch):
-                source = cut_first(graph, launch.args[0], dim, ranks, launch)  # type: ignore[arg-type]
+                whole = launch.args[0]
+                assert isinstance(whole, fx.Node)
+                source = cut_first(graph, whole, dim, ranks, launch)
                 args = (source, operation, ranks, launch.args[2])
                 scattered = emit(graph, c10d.reduce_scatter_tensor.default, args, launch)
             assert group == group_name(scattered)

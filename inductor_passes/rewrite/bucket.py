@@ -50,8 +50,12 @@ class BucketGathers(Merging):
             if value is None:
                 continue
             marked = launch.meta["custom"][GATHERED_FOR]
+            # Group and size stand in the arguments. As text, because an argument may be a node, and
+            # in one graph its name is unique.
             key = (marked, str(launch.args[1:]), value.dtype, value.device)
             bucket = open_buckets.get(key)
+            # By what is gathered, not by the shard: that is what stays in memory until the bucket's
+            # last reader.
             held = sum(map(output_bytes, bucket or ())) + output_bytes(launch)
             if bucket is None or held > self.held_bytes:
                 bucket = open_buckets[key] = []
@@ -125,6 +129,8 @@ class BucketAverages(Merging):
                 found.append(bucket)
             bucket.append(launch)
             first = self.first_bytes if marked is None else self.bucket_bytes
+            # DDP closes a bucket once it is full, not before it would overflow: the same here, so
+            # that buckets have its sizes.
             if sum(map(payload_bytes, bucket)) >= caps.get(key, first):
                 caps[key] = self.bucket_bytes
                 del open_buckets[key]
@@ -145,6 +151,7 @@ def _only_returned(graph: fx.Graph, through: tuple[object, ...] = ()) -> set[fx.
     and ``through``.
     """
     found: set[fx.Node] = set()
+    # Backwards: all users of a node have been decided before it.
     for node in reversed(graph.nodes):
         if all(
             user.op == "output"

@@ -13,9 +13,8 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import aten, emit, replace
-from inductor_passes.graph_pass import PassStats
+from inductor_passes.graph_pass import PassStats, Rewrite
 from inductor_passes.rewrite.all_reduce_slice import OwnChunk, erase_chunks, own_chunks
-from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.inner_dimensions import (
     CONTIGUOUS,
     Gathered,
@@ -67,8 +66,11 @@ class ComposeRedistributes(Rewrite):
         shard = launch.args[0]
         assert isinstance(shard, fx.Node)
         payload = payload_bytes(launch)
+        # Gathered and cut along one dimension by one group: every rank has its own chunk already.
         if dims == {whole.dim}:
             with graph.inserting_before(chunks[0].node):
+                # A copy, because the chunk was memory of its own: a reader may write to it, or want
+                # it contiguous.
                 own = emit(graph, aten.clone.default, (shard,), launch, CONTIGUOUS)
             counters["gathers_removed"] += 1
             counters["bytes_saved"] += payload * (ranks - 1)
@@ -90,6 +92,7 @@ class ComposeRedistributes(Rewrite):
             return
         source, gather, shard, group = first.args
         _, gather_2, shard_2, group_2 = second.args
+        # Only where the second takes apart the dimension that the first put together, on one group.
         if gather_2 != shard or group != group_2 or not isinstance(source, fx.Node):
             return
         counters["bytes_saved"] += payload_bytes(first)
@@ -97,7 +100,7 @@ class ComposeRedistributes(Rewrite):
             if shard_2 == gather:
                 result = emit(graph, aten.clone.default, (source,), second, CONTIGUOUS)
             else:
-                result = emit(graph, second.target, (source, gather, shard_2, group), second)  # type: ignore[arg-type]
+                result = emit(graph, second.target, (source, gather, shard_2, group), second)
         replace(second, result, self.name)
         graph.erase_node(second)
         graph.erase_node(first)

@@ -28,8 +28,7 @@ from inductor_passes.graph.edit import (
     static_shape,
     tensor,
 )
-from inductor_passes.graph_pass import Numerics, PassContext, PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import Numerics, PassContext, PassStats, Rewrite
 
 CONTIGUOUS = {"memory_format": torch.contiguous_format}
 
@@ -55,6 +54,8 @@ def gathered(wait: fx.Node, count: int) -> Gathered:
     if shape is None or len(users) != 1 or users[0].target is not aten.split.Tensor:
         return plain
     split = users[0]
+    # Only the split that undoes the gather, one piece a rank, along the dimension in which ranks
+    # were stacked.
     if (len(split.args) > 2 and split.args[2] != 0) or split.args[1] != shape[0] // count:
         return plain
     pieces = sorted(split.users, key=lambda n: n.args[1] if isinstance(n.args[1], int) else -1)
@@ -64,6 +65,7 @@ def gathered(wait: fx.Node, count: int) -> Gathered:
     if len(joins) != 1 or any(p.target is not operator.getitem for p in pieces):
         return plain
     cat = joins.pop()
+    # In another order, or with other pieces between them, it is no gather along a dimension.
     if cat.target is not aten.cat.default or cat.args[0] != pieces:
         return plain
     dim = cat.args[1] if len(cat.args) > 1 else 0
@@ -84,6 +86,7 @@ def cut_first(graph: fx.Graph, node: fx.Node, dim: int, count: int, like: fx.Nod
     stacked_shape = [count * local[0], *local[1:]]
     if dim == 0:
         return node
+    # With ones in front, memory is in that order already.
     if all(size == 1 for size in shape[:dim]):
         return emit(graph, aten.reshape.default, (node, stacked_shape), like)
     parts = (*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :])
@@ -174,6 +177,8 @@ class GatherWithoutCopy(Rewrite):
                     with graph.inserting_before(waits[0]):
                         arrived = emit(graph, c10d.wait_tensor.default, (moved,), waits[0])
                     result = emit(graph, aten.permute.default, (arrived, order), whole.node)
+                    # A reader that was traced for contiguous rows would compute with other strides:
+                    # copy once where the value is whole.
                     if not all(user.target in _ANY_STRIDE for user in whole.node.users):
                         saved -= output_bytes(launch)
                         result = emit(graph, aten.clone.default, (result,), whole.node, CONTIGUOUS)
@@ -266,6 +271,8 @@ class ScatterByExchange(Rewrite):
             args = (source, [first] * ranks, [first] * ranks, group)  # type: ignore[operator]
             sent = emit(graph, c10d.all_to_all_single.default, args, launch)
         own_us = machine.kernel_us(output_bytes(sent) + output_bytes(launch))
+        # Emitted first and erased again: the price depends on group and sizes that the node itself
+        # has.
         if self.cost.launch_us(sent) + own_us >= self.cost.launch_us(launch):
             graph.erase_node(sent)
             return False
@@ -273,6 +280,7 @@ class ScatterByExchange(Rewrite):
         with graph.inserting_before(wait):
             arrived = emit(graph, c10d.wait_tensor.default, (sent,), wait)
             parts = emit(graph, aten.view.default, (arrived, [ranks, first, *rest]), wait)
+            # Rows arrive in the order of ranks, so every rank adds in one order.
             total = emit(graph, aten.sum.dim_IntList, (parts, [0]), wait)
             if operation == "avg":
                 total = emit(graph, aten.div.Tensor, (total, ranks), wait)

@@ -22,8 +22,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import relink
 from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
-from inductor_passes.graph_pass import Numerics, PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import Numerics, PassStats, Rewrite
 
 c10d = torch.ops._c10d_functional
 HELD = 4  # times tiny_bytes: what one launch may gather
@@ -92,9 +91,12 @@ class MergeTiny(Merging):
         for launch in tiny:
             value = tensor(launch.args[0])
             assert value is not None
+            # Reduce operation, group and sizes are the arguments after the first.
             key = (launch.target, str(launch.args[1:]), value.dtype, value.device)
             bucket = open_buckets.get(key)
             full = bucket is not None and len(bucket) >= self.most
+            # Merged launches must not need each other, also not through another bucket: that would
+            # be a cycle.
             if bucket is None or full or _needs_any(launch, bucket, needs, bucket_of):
                 bucket = open_buckets[key] = []
                 found.append(bucket)
@@ -131,7 +133,7 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
         payload = emit(graph, aten.cat.default, (flat, 1) if scatters else (flat,), last)
         if scatters:
             payload = emit(graph, aten.reshape.default, (payload, [-1]), last)
-        launched = emit(graph, last.target, (payload, *last.args[1:]), last)  # type: ignore[arg-type]
+        launched = emit(graph, last.target, (payload, *last.args[1:]), last)
         launched.meta[MEMBERS] = numbers_of(bucket)
         arrived = emit(graph, c10d.wait_tensor.default, (launched,), last)
         if gathers:
@@ -152,6 +154,7 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
     for launch in bucket:
         graph.erase_node(waits_of(launch)[0])
         graph.erase_node(launch)
+    # What read an early member may stand before the merged launch now.
     relink(graph, _sorted(graph))
 
 
@@ -162,6 +165,8 @@ def _launches_needed(graph: fx.Graph, tiny: Sequence[fx.Node]) -> dict[fx.Node, 
     for node in graph.nodes:
         needed: frozenset[fx.Node] = frozenset()
         for source in node.all_input_nodes:
+            # Most nodes have the same launches above them as an input of theirs: the set is shared,
+            # not copied.
             more = above[source] | {source} if source in some else above[source]
             needed = more if not needed or needed <= more else needed | more
         above[node] = needed
@@ -179,6 +184,7 @@ def _needs_any(
     """
     pending, seen = list(needs[launch]), set(needs[launch])
     while pending:
+        # Reaching one member of a bucket reaches all: after merging they are one node.
         for member in bucket_of[pending.pop()]:
             for needed in (member, *needs[member]):
                 if needed not in seen:
@@ -192,6 +198,8 @@ def _sorted(graph: fx.Graph) -> list[fx.Node]:
     nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
     missing = {node: len(node.all_input_nodes) for node in nodes}
+    # A heap of positions: among all nodes that may come next, the one that stood first. The order
+    # is then the least change, and the same on all ranks.
     ready = [i for i, node in enumerate(nodes) if not missing[node]]
     heapq.heapify(ready)
     order = []

@@ -21,8 +21,7 @@ from inductor_passes.graph.edit import (
     replace,
     tensor,
 )
-from inductor_passes.graph_pass import PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import PassStats, Rewrite
 
 # Collectives that place elements and compute nothing.
 MOVING_KINDS = ("all_gather", "all_to_all", "broadcast")
@@ -54,10 +53,10 @@ class GatherBeforeUpcast(Rewrite):
             assert isinstance(narrow, fx.Node)
             with graph.inserting_before(launch):
                 source = again(graph, chain[:-1], narrow)
-                moved = emit(graph, launch.target, (source, *launch.args[1:]), launch)  # type: ignore[arg-type]
+                moved = emit(graph, launch.target, (source, *launch.args[1:]), launch)
             for wait in waits_of(launch):
                 with graph.inserting_before(wait):
-                    arrived = emit(graph, wait.target, (moved,), wait)  # type: ignore[arg-type]
+                    arrived = emit(graph, wait.target, (moved,), wait)
                     wide = emit(graph, CAST, (arrived, cast.args[1]), cast)
                 replace(wait, wide, self.name)
             saved += output_bytes(chain[0]) - output_bytes(source)
@@ -186,8 +185,9 @@ def narrowing_below(launch: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | No
     found, wide = _casts_below(waits_of(launch)), tensor(launch.args[0])
     if found is None or wide is None:
         return None
-    is_narrower = tensor(found[1][0]).dtype.itemsize < wide.dtype.itemsize  # type: ignore[union-attr]
-    return found if is_narrower else None
+    narrow = tensor(found[1][0])
+    assert narrow is not None  # a cast has one result
+    return found if narrow.dtype.itemsize < wide.dtype.itemsize else None
 
 
 def _casts_below(waits: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]] | None:

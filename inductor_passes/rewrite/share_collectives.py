@@ -20,8 +20,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import replace
-from inductor_passes.graph_pass import PassStats
-from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.graph_pass import PassStats, Rewrite
 from inductor_passes.torch_compat.aot import merged_without
 
 SHARED_KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
@@ -59,6 +58,8 @@ class ShareLaunches(Rewrite):
                 continue
             position = position or {node: i for i, node in enumerate(graph.nodes)}
             wait, own = waits_of(first)[0], waits_of(launch)[0]
+            # The first launch's wait may stand below the second's: it moves up, since its value is
+            # needed there.
             if position[wait] > position[own]:
                 own.prepend(wait)
                 position[wait] = position[own]

@@ -76,11 +76,15 @@ def apply(
     neighbours in it, and so are its waits. Inputs keep the order of the graph's signature.
     ``coalesced``: the style of each bucket of several, where others have chosen it.
     """
+    # The signature of the graph is the order of its placeholders: a schedule must not touch it.
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     relink(graph, [*inputs, *(node for node in order if node.op != "placeholder")])
     place = {node: i for i, node in enumerate(graph.nodes)}
     several = [members for members in buckets if len(members) > 1]
     if coalesced is None:
+        # In the order of the graph, whatever order the solver has them in: the members' places in
+        # the packed buffer must be the same on every rank. A plan from another rank brings its own
+        # order.
         several = [sorted(members, key=place.__getitem__) for members in several]
         coalesced = [is_coalescing_faster(members, cost) for members in several]
     return [
@@ -94,8 +98,11 @@ def is_coalescing_faster(members: Sequence[fx.Node], cost: CostModel) -> bool:
     if name not in COALESCED:
         return False
     copied = sum(sizes)
+    # Gathers and exchanges are copied in and out. Reductions are copied in only: their results are
+    # views of one buffer.
     if name in UNPACKED_OPS:
         copied += sum(output_bytes(member) for member in members)
+    # Twice, because a copy reads and writes each byte.
     packed_us = cost.link_us(members[0], [sum(sizes)]) + 2 * copied / cost.copy_bytes_per_us
     return cost.link_us(members[0], sizes) < packed_us
 
@@ -103,6 +110,9 @@ def is_coalescing_faster(members: Sequence[fx.Node], cost: CostModel) -> bool:
 def _merge(graph: fx.Graph, members: Sequence[fx.Node], coalesced: bool) -> MergedLaunches:
     waits = [waits_of(member)[0] for member in members]
     order = {node: i for i, node in enumerate(graph.nodes)}
+    # The launch goes where the last member stood, since all inputs exist there, and the wait where
+    # the first one stood. Both are neighbours in a valid schedule, so that nothing in between is
+    # passed.
     launched, landed = max(members, key=order.__getitem__), min(waits, key=order.__getitem__)
     writer = _Writer(graph)
     start, land = (
@@ -130,10 +140,13 @@ def _start_packed(writer: _Writer, members: Sequence[fx.Node]) -> fx.Node:
         parts = [writer.call(aten.reshape.default, source, [-1]) for source in inputs]
         packed = writer.call(aten.cat.default, parts)
     else:
+        # One row for each rank: side by side, row r of the packed buffer is what rank r gets of
+        # every member. Flat, a rank's share would mix members.
         parts = [writer.call(aten.reshape.default, source, [size, -1]) for source in inputs]
         packed = writer.call(aten.cat.default, parts, 1)
     rest = list(first.args[1:])
     if name == "all_to_all":
+        # Split sizes count rows of dimension 0, and the packed buffer has one row for each rank.
         rest[:2] = [[1] * size, [1] * size]
     return writer.call(_callable(first), packed, *rest, **first.kwargs)
 
@@ -147,6 +160,8 @@ def _land_packed(
     writer: _Writer, launch: fx.Node, members: Sequence[fx.Node]
 ) -> tuple[fx.Node, list[fx.Node]]:
     wait = writer.call(c10d.wait_tensor.default, launch)
+    # A gather's result holds each rank's packed buffer after the other, so a member's result is a
+    # column of all rows. A reduction's result is one row.
     rows = group_size(members[0]) if kind(members[0]) in UNPACKED_OPS else 1
     table = writer.call(aten.reshape.default, wait, [rows, -1])
     shapes = [_shape(writer, member) for member in members]
@@ -169,6 +184,7 @@ def _shape(writer: _Writer, member: fx.Node) -> list[Size]:
     found: list[Size] = []
     for dim, size in enumerate(member.meta["val"].shape):
         if not isinstance(size, int):
+            # By their text: comparing symbols with ``==`` would add a guard to the graph.
             assert dim == 0 or str(given[dim]) == str(size)
             size = _read(writer, member, dim)
         found.append(size)
@@ -252,6 +268,8 @@ class _Writer:
             if self._like is not None and self._like.meta.get(key) is not None:
                 node.meta[key] = self._like.meta[key]
         given, named = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+        # Run on fake tensors, so that shape, stride and dtype are what torch makes and not what
+        # this file thinks.
         node.meta["val"] = target(*given, **named)
         self.made.append(node)
         return node

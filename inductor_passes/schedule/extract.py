@@ -68,11 +68,14 @@ def runtime_bytes(graph: fx.Graph, timeline: Callable[[], Timeline]) -> int | No
         change[min(last + 1, len(change) - 1)] -= size
 
     gathering = sorted((m for m in modules if m.gathers), key=lambda m: m.gathers[0])
+    # FSDP2 gathers the next module while this one computes: from the first gather of the module
+    # before it, its parameters are alive whole.
     ahead = 0
     for module in gathering:
         whole = sum(size for _, size, _ in module.gathers)
         hold(whole, ahead, max(last for *_, last in module.gathers))
         ahead = module.gathers[0][0]
+        # The program's own peak has these bytes already, one gather at a time.
         for position, size, last in module.gathers:  # as the graph has them
             hold(-size, position, last)
     reducing = sorted((m for m in modules if m.reductions), key=lambda m: m.reductions[-1])
@@ -80,10 +83,14 @@ def runtime_bytes(graph: fx.Graph, timeline: Callable[[], Timeline]) -> int | No
         last = module.reductions[-1][0]
         for position, size in module.reductions:
             hold(size, position + 1, last)
+        # FSDP2 copies a module's gradients into one buffer and keeps that until the next module's
+        # reduction has started.
         packed = sum(size for _, size in module.reductions)
         hold(packed, last, len(graph.nodes) if after is None else after.reductions[-1][0])
     live = timeline().live_bytes
     peak = max(before + more for before, more in zip(live, accumulate(change), strict=False))
+    # Only the difference of two peaks counts: the absolute peak leaves out what lies outside the
+    # graph.
     return max(0, peak - max(live))
 
 
@@ -111,6 +118,8 @@ def _modules(graph: fx.Graph) -> list[_Module]:
 
 def _sharded_module(node: fx.Node) -> str | None:
     stack = node.meta.get("nn_module_stack") or {}
+    # The stack runs from the outermost module inwards. Nested ``fully_shard`` puts a parameter in
+    # the group of the innermost module that was sharded.
     for path, type_ in reversed(stack.values()):
         if isinstance(type_, type) and issubclass(type_, FSDPModule):
             return str(path)
@@ -151,6 +160,8 @@ def extract(
     owners = memory_owners(graph)
     behind = order_only(graph, owners, keep_launches=ranks_differ)
     place = {node: i for i, node in enumerate(nodes)}
+    # A token only where something must come behind a node for order alone: every node would double
+    # the problem.
     has_token = set().union(*behind)
     ids: list[int] = []
     for i in range(len(nodes)):
@@ -165,7 +176,10 @@ def extract(
         does = role(node)
         special: dict[str, Any] = {"kind": "compute"}
         if does == "launch":
+            # By memory and not by argument: a wait may take a view of a launch's result, or one
+            # part of a coalesced one.
             launch_into[owners[i]] = i
+            # A launch in place into memory that was waited for before begins anew.
             landed.pop(owners[i], None)
             special = _of_launch(node, merge)
         elif does == "wait":
@@ -183,6 +197,8 @@ def extract(
         elif node.op in ("placeholder", "get_attr"):
             special = {"kind": "input"}
         elif does == "blocking":
+            # It holds the compute stream and its group's channel, so its link time counts as
+            # compute.
             special.update(us=cost.launch_us(node), group=group_name(node))
         else:
             special["us"] = cost.compute_us(node)
@@ -197,6 +213,7 @@ def extract(
             )
         )
         stands_for.append(node)
+        # Right behind its node: ids count on this place.
         if i in has_token:
             found.append(Node(name=f"after {node.name}", kind="compute", deps=(ids[i],)))
             stands_for.append(None)
@@ -236,9 +253,13 @@ def can_merge(launch: fx.Node) -> bool:
         kind(launch) in MERGED_OPS
         and not is_coalesced(launch)
         and not mutated_inputs(launch)
+        # A bucket puts one wait in the place of each member's only one.
         and len(launch.users) == 1
         and all(is_wait(user) for user in launch.users)
+        # A symbolic size may differ between ranks: its hint would decide the bucket here and
+        # another one there.
         and all(isinstance(size, int) for t in input_tensors(launch) for size in t.shape)
+        # A group that is an input of the graph has no ranks that could be compared.
         and not isinstance(argument(launch, "group_name"), fx.Node)
         and _splits_evenly(launch)
     )
@@ -270,11 +291,15 @@ def _links(
             payloads.setdefault((node.group, node.op), set()).add(node.payload)
         else:
             us = cost.launch_us(launch)
+            # Two equal points: this launch merges with nothing, so its price does not depend on the
+            # payload.
             tables.setdefault(node.group, {})[node.op] = ((1.0, us), (2.0, us))
     doubling, most = [SMALLEST_PAYLOAD], sum(node.payload for node in numbers)
     while doubling[-1] < 2 * most:
         doubling.append(2 * doubling[-1])
     for (group, op), launch in examples.items():
+        # Linear in between, a table would misprice payloads around the switch of an algorithm; the
+        # payloads of the graph are therefore exact, the sums of buckets are not.
         exact = sorted(payloads[group, op] - {0})[:MOST_EXACT_POINTS]
         points = sorted({*exact, *doubling, 2 * doubling[-1]})
         tables.setdefault(group, {})[op] = tuple(

@@ -76,10 +76,14 @@ def check(before: Before, graph: fx.Graph, buckets: Sequence[MergedLaunches], na
     for node, (target, args, kwargs) in before.calls.items():
         if node in image:
             continue
+        # Every argument through the same map: a node whose input is gone must read exactly what
+        # took its place.
         wanted = (target, *fx.map_arg((args, kwargs), lambda n: image.get(n, n)))
         if (node.target, node.args, node.kwargs) != wanted:
             raise _broken(name, node, "it calls something else")
     for node, behind in before.behind.items():
+        # A bucket's wait is done where its first result lands, but its readers use the last of the
+        # nodes that cut it up.
         at = after[start.get(node, image.get(node, node))]
         for other in behind:
             if after[image.get(other, other)] >= at:

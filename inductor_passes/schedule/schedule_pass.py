@@ -16,7 +16,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, is_launch, waits_of
 from inductor_passes.graph.dependencies import fences, shows_that_ranks_differ
-from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats, ScheduleOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan, what
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
 from inductor_passes.schedule.apply import MergedLaunches, apply, read_sizes_of_inputs
@@ -25,7 +25,6 @@ from inductor_passes.schedule.postconditions import Before, check
 from inductor_passes.schedule.solver.evaluate import check_schedule
 from inductor_passes.schedule.solver.problem import MERGED_OPS, Problem, Solution
 from inductor_passes.schedule.solver.solve import solve_once
-from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import Timeline, simulate
 
 
@@ -376,6 +375,8 @@ class ScheduleGraph(GraphPass):
 
     def _applied(self, graph: fx.Graph, extracted: Extracted, solution: Solution) -> Timeline:
         """A solution as it runs, seen on a copy of the graph."""
+        # On a copy, because a bucket's real memory shows only in the graph, and a rejected trial
+        # must leave no trace.
         trial = copy.deepcopy(graph)
         twin = dict(zip(graph.nodes, trial.nodes, strict=True))
         nodes = tuple(None if node is None else twin[node] for node in extracted.nodes)

@@ -77,6 +77,7 @@ def execute(program: Program) -> Execution:
     start, end = [0.0] * count, [0.0] * count
     blocked, exposed = [0.0] * count, [0.0] * count
     clock, computed = 0.0, 0.0
+    # First in, first out: the time at which a channel has done all that it was given.
     free: dict[str, float] = {}
     launches = []
     for i in range(count):
@@ -86,6 +87,8 @@ def execute(program: Program) -> Execution:
             start[i] = max(clock, free.get(channel, 0.0))
             end[i] = free[channel] = start[i] + program.link_us[i]
         for launch in program.awaits[i]:
+            # Charged to the launch only as far as nothing else was waited for at the same time:
+            # exposed times then add up to the idle time of the stream.
             if end[launch] > clock:
                 blocked[i] += end[launch] - clock
                 exposed[launch] += end[launch] - clock
@@ -93,11 +96,16 @@ def execute(program: Program) -> Execution:
         if not channel:
             start[i] = clock
             took = stretched(
-                program.compute_us[i], max(free.values(), default=0.0) - clock, program.stretch
+                # All channels count alike: a collective of any group takes memory bandwidth and
+                # multiprocessors from the kernel beside it.
+                program.compute_us[i],
+                max(free.values(), default=0.0) - clock,
+                program.stretch,
             )
             clock += took
             computed += took
             end[i] = clock
+    # What is still on the wire at the end delays the step as a wait at its end would.
     makespan = clock
     for launch in sorted(launches, key=end.__getitem__):
         if end[launch] > makespan:
@@ -119,4 +127,6 @@ def stretched(us: float, busy_us: float, stretch: float) -> float:
     """Time of ``us`` of compute that starts while channels are busy for another ``busy_us``."""
     if busy_us <= 0.0 or stretch <= 1.0:
         return us
+    # Either it ends while the link is busy and takes ``stretch`` times as long, or ``busy_us /
+    # stretch`` of it is done by then and the rest runs at full speed.
     return min(us * stretch, us + busy_us - busy_us / stretch)

@@ -50,6 +50,7 @@ def graph_live_bytes(
         for owner in inputs:
             last[owner] = i
         if role(node) == "launch":
+            # The link reads the input after the launch has returned.
             read_by[i] = inputs
             unwaited.add(i)
         for launch in awaits[i]:
@@ -58,6 +59,8 @@ def graph_live_bytes(
                 last[owner] = i
     for launch in unwaited:
         for owner in read_by[launch]:
+            # Never waited for in this graph: the link may read it until whoever gets the result
+            # waits.
             last[owner] = len(last) - 1
     return live_bytes(fresh, last)
 
@@ -161,8 +164,12 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
         does = role(node)
         if does in ("launch", "blocking"):
             launch_into[owners[i]] = i
+            # One channel per group, because NCCL runs a group's collectives on one stream, in
+            # order.
             program.channel[i] = f"group {group_name(node)}"
             program.link_us[i] = cost.launch_us(node)
+            # Awaiting itself is how a collective that blocks is written: it starts like a launch
+            # and holds the compute stream to its end.
             program.awaits[i] = (i,) if does == "blocking" else ()
         elif does == "wait":
             program.awaits[i] = (launch_into[owners[i]],) if owners[i] in launch_into else ()

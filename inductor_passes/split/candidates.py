@@ -114,6 +114,8 @@ def from_inputs(graph: fx.Graph, parts: int) -> Iterator[Region]:
     """Yield the same with those that hold no launch, whose ends other regions may begin at."""
     positions = Positions(graph)
     inputs = [node for node in graph.find_nodes(op="placeholder") if node.users]
+    # In the order of use and not of the signature: what the forward reads first leads the longest
+    # region.
     inputs.sort(key=lambda node: min(positions.of[user] for user in node.users))
     blocks = _blocks(graph)
     known: set[tuple[fx.Node, object]] = set()

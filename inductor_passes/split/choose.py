@@ -206,6 +206,8 @@ class _Search:
         best = min(fitting, key=_step_us, default=None)
         if best is None:
             return None
+        # Trials are priced without a look at their buckets in the graph, which is the slow part:
+        # only the best is priced in full.
         best = replace(best, price=self.prices.of(best.graph))
         if beside is None:
             return best
@@ -246,6 +248,7 @@ class _Search:
         laid = lay(made, ways)
         chosen = [region for of_way in laid for region in of_way]
         size = len(self.graph.nodes) + sum((r.parts - 1) * len(r.steps) for r in chosen)
+        # A count of nodes and not a clock: all ranks must stop at the same trial.
         if self.tried and self._nodes + size > MOST_NODES:
             return None
         self._nodes += size

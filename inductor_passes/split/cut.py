@@ -26,7 +26,7 @@ from inductor_passes.split.rules.rule import (
     SUM,
     Cut,
     InParts,
-    One,
+    Place,
     has_equal,
     is_broadcast,
     known,
@@ -69,8 +69,11 @@ class Cutter:
                 elif any(source in steps for source in node.all_input_nodes):
                     node.args = fx.node.map_arg(node.args, self._whole)
                     node.kwargs = fx.node.map_arg(node.kwargs, self._whole)
+        # Backwards, because a node can only be erased after its readers.
         for node in reversed(steps):
             self._graph.erase_node(node)
+        # Exchanges in chunks may have symbols for sizes that tracing never saw: an expected value
+        # lets the cost model price them.
         expect_even_exchanges(self._graph)
 
     def _compute(self, node: fx.Node, step: InParts) -> None:
@@ -98,6 +101,8 @@ class Cutter:
             if step.rows is not None:
                 self._check_rows(part, step.rows, node)
             if step.out == SUM and made and node.target not in ADDING:
+                # Added one by one, in order: two partial sums are alive at a time, and the order of
+                # additions is fixed.
                 part = self._emit(step.plus, (made[-1], part), node)
             made.append(part)
         if step.out == SUM:
@@ -120,6 +125,7 @@ class Cutter:
                 return self._whole(source)
             part = self._part(source, step.reads[source], i)
             value = part.meta["val"]
+            # A collective wants a contiguous input, and a chunk of a larger value often is none.
             if is_launch(node) and isinstance(value, torch.Tensor) and not _is_contiguous(value):
                 return self._emit(aten.clone.default, (part,), source, CONTIGUOUS)
             return part
@@ -131,7 +137,7 @@ class Cutter:
             args = node.args
         return fx.node.map_arg(args, read), fx.node.map_arg(node.kwargs, read)
 
-    def _part(self, node: fx.Node, cut: One, i: int) -> fx.Node:
+    def _part(self, node: fx.Node, cut: Place, i: int) -> fx.Node:
         """Part ``i`` of a value: as it was computed, or a slice of all of it."""
         if node in self._parts:
             place = self._region.places[node]
@@ -153,6 +159,8 @@ class Cutter:
                 self._emit(aten.slice.Tensor, (whole, dim, i * each, (i + 1) * each), node)
                 for i in range(self._count)
             ]
+        # With several blocks a chunk is a piece of each: seen as [outer, count, rows], a ``select``
+        # picks all of them at once.
         blocks = [*shape[:dim], cut.outer, self._count, each, *shape[dim + 1 :]]
         seen = self._emit(aten.reshape.default, (whole, blocks), node)
         part = smaller(shape, dim, self._count)
@@ -165,6 +173,8 @@ class Cutter:
     def _sliced_unequally(self, node: fx.Node, whole: fx.Node, cut: Cut) -> list[fx.Node]:
         """The same where parts may be unequal by a row, or sizes are symbols."""
         rows = self._divided(node, self._size(node, whole, cut.dim), cut.outer)
+        # ``n * i // k``, as ``rule.py`` says: the same rows on every rank with as many, and none of
+        # them twice.
         bounds = [self._divided(node, rows, self._count, i) for i in range(self._count)]
         pieces = list(itertools.pairwise([*bounds, rows]))
         if cut.outer == 1:
@@ -219,6 +229,7 @@ class Cutter:
             return node
         if node not in self._wholes:
             cut = self._region.places[node]
+            # Counts are no rows: the whole is their sum, not their join.
             if isinstance(cut, Addends):
                 self._wholes[node] = self._added(node)
             elif isinstance(cut, tuple) or (is_view(node) and not _is_dense(node.meta["val"])):
@@ -255,6 +266,8 @@ class Cutter:
         at = dim[0] if dim else 0
         total = self._emit(torch.sym_sum, (list(sizes),), node)
         size = self._emit(aten.sym_size.int, (source, at), node)
+        # Stated to the symbolic shapes for this trace, and checked by an operator when it runs: a
+        # wrong count would otherwise read beyond a buffer.
         hold(total.meta["val"] == size.meta["val"])
         same = self._emit(operator.eq, (total, size), node)
         said = f"The pieces of a part of %{node.name} are not all of it."
@@ -275,6 +288,8 @@ class Cutter:
 
     def _joined(self, node: fx.Node, cut: Cut, parts: Sequence[fx.Node]) -> fx.Node:
         """Join the chunks in the memory order of the value, because readers rely on its strides."""
+        # ``cat`` makes a contiguous result, but a reader may have been traced for other strides:
+        # join in memory order, then permute back.
         order = _memory_order(node.meta["val"])
         equal = has_equal(cut, shape_of(node), self._count)
         turned = order != sorted(order)
@@ -308,9 +323,13 @@ class Cutter:
         like: fx.Node,
         kwargs: Mapping[str, Any] | None = None,
     ) -> fx.Node:
+        # An operator of sizes alone has no fake tensor among its arguments that would bring its
+        # mode.
         with mode_of(like.meta.get("val")) if _makes_of_sizes(args) else contextlib.nullcontext():
             value_of = _bounded if target in BOUNDS else self._values.of
             made = emit(self._graph, target, args, like, kwargs, value_of)
+        # Inductor defines a symbol at the node whose ``unbacked_bindings`` name it, and fails on
+        # one that no node defines.
         if target in _MAKE_SYMBOLS and (symbols := new_symbols(made.meta["val"])):
             made.meta["unbacked_bindings"] = symbols
         return made
@@ -328,6 +347,8 @@ def cut_all(
     made: list[Cutter] = []
     wholes: dict[fx.Node, fx.Node] = {}
     for region in regions:
+        # Regions were found in the graph as it was; what an earlier one wrote has replaced nodes at
+        # their edges.
         its = region.again(Positions(graph), wholes) if wholes else region
         if cut is not None:
             made.append(cut(its))

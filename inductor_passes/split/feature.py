@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from inductor_passes import registry
 from inductor_passes.errors import OptionError
 from inductor_passes.extension import Extension, Option
+from inductor_passes.graph_pass import ScheduleOptions
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
-from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.split.split_pass import OPTION, WHOLE, SplitRegions
 
 if TYPE_CHECKING:

@@ -31,17 +31,20 @@ FORWARD, BACKWARD = "forward", "backward"
 
 def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
     """Return the operators of a joint graph's backward; of another graph none."""
+    # Whatever depends on a tangent can only run in the backward.
     late = set(aot.tangents(graph))
     if not late:
         return frozenset()
     for node in graph.nodes:
         if any(source in late for source in node.all_input_nodes):
             late.add(node)
+    # What results of the forward need. All else, as a recomputation, counts for the backward.
     early = {node for node in graph.output_node().all_input_nodes if node not in late}
     for node in reversed(graph.nodes):
         if node in early:
             early.update(node.all_input_nodes)
     for node in graph.nodes:
+        # A result of a node that runs in the forward is there at no cost.
         if node.target is operator.getitem and node.args[0] in early:
             early.add(node)
     calls = (node for node in graph.nodes if node.op not in ("placeholder", "output"))
@@ -130,9 +133,13 @@ def fold(graph: fx.Graph) -> Folded:
         if node in read:
             copies[node] = made.node_copy(node)
     for node in kept:
-        copies[node] = made.node_copy(node, lambda used, by=inputs[node]: copies[by[used]])  # type: ignore[misc]
+        source_of = inputs[node]
+        # The lambda is called before the next node binds ``source_of`` anew.
+        copies[node] = made.node_copy(node, lambda used: copies[source_of[used]])  # noqa: B023
     output = graph.output_node()
     made.output(tuple(copies[node] for node in output.all_input_nodes if node in copies))
+    # Forward and backward of one model are two stretches; the one with more layers scales the few
+    # to the whole.
     most = max(found, key=lambda stretch: stretch.layers)
     whole = {copy: node for node, copy in copies.items()}
     return Folded(made, whole, most.layers, most.layers - most.gone)
@@ -201,6 +208,8 @@ class Prices:
         self._caps: tuple[int, ...] | None = None
         self.cap_bytes = 0  # of the graph, all its layers, in one piece
         if folded.graph is not graph:
+            # The budget above the program's order is that of the whole graph, applied to the few
+            # layers: what a chunk adds is held once and not in each layer.
             few = [scheduler.peak_and_cap_bytes(part)[0] for part in halves(folded.graph)]
             rooms = [scheduler.peak_and_cap_bytes(part) for part in halves(graph)]
             self._caps = tuple(
@@ -219,6 +228,8 @@ class Prices:
         us, limit, peaks, caps, exposed = [], 0.0, [], [], {}
         for i, part in enumerate(halves(graph)):
             if self._caps is not None:
+                # A cut graph has a peak of its own. Measured from that, a cut that wastes memory
+                # would be granted more.
                 part.output_node().meta[CAP_BYTES] = self._caps[i]
             extracted = self.scheduler.extract(part)
             how = self.scheduler.plan if sure else self.scheduler.forecast
@@ -238,4 +249,5 @@ class Prices:
     def _launching_us(self, extracted: Extracted, buckets: Sequence[Sequence[int]]) -> float:
         each = launching_us(self.scheduler.cost)
         launches = sum(node.kind == "launch" for node in extracted.problem.nodes)
+        # A bucket is one launch.
         return each * (launches - sum(len(bucket) - 1 for bucket in buckets))

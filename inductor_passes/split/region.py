@@ -53,6 +53,8 @@ class Region:
         that no join makes cross its edge.
         """
         steps = {node: step for node, step in self.steps.items() if node in nodes}
+        # Rows in an order of their own cannot cross the edge: half of a routed part is worth
+        # nothing.
         if any(
             _keys(self.places.get(source)) is not None and (source in steps) != (node in steps)
             for node in self.steps
@@ -65,10 +67,13 @@ class Region:
     def lean(self) -> Region:
         """Return what of the region its launches need, and their waits."""
         needed = set(self.launches)
+        # Steps are in graph order: backwards, one pass collects all that launches need, directly or
+        # not.
         for node in reversed(self.steps):
             if node in needed:
                 needed.update(node.all_input_nodes)
         waits = {user for launch in self.launches for user in launch.users}
+        # Results of a coalesced launch are waited for one by one, behind a ``getitem``.
         waits |= {user for wait in waits for user in wait.users if is_wait(user)}
         made = self.only(needed | waits)
         return replace(made, ended=self.ended) if made.steps else self
@@ -172,6 +177,8 @@ def _spread(
         try:
             if launches is not None and is_launch(node) and node not in launches:
                 raise EndsError("it is left whole")
+            # Without a wait in this graph nobody could say when the chunks of its result have
+            # arrived.
             if is_launch(node) and not _is_waited_for(node):
                 raise EndsError("nothing in this graph waits for it")
             step = step_of(node, near, parts, whole)
@@ -179,6 +186,8 @@ def _spread(
             region.left[node] = str(error)
             if node.op != "output":
                 region.ended[node] = _why(node, whole) or str(error)
+                # The operator itself runs whole, but what reads its result may be computed in
+                # chunks again: a norm over the cut dimension between two products.
                 if (again := _behind(node, near)) is not None:
                     lie(node, again)
             continue
@@ -214,6 +223,8 @@ def _wanted_whole(region: Region) -> dict[fx.Node, str]:
     for node, step in region.steps.items():
         for source in node.all_input_nodes:
             keys = _keys(region.places.get(source))
+            # A rule that leaves an input out of ``reads`` wants it whole. With arguments of its own
+            # it may not read that input at all.
             if keys is not None and source not in step.reads and step.args is None:
                 found.setdefault(keys, f"its order is read whole (%{node.name})")
     if found:
@@ -223,6 +234,8 @@ def _wanted_whole(region: Region) -> dict[fx.Node, str]:
     for node, step in region.steps.items():
         for place in step.reads.values() if is_launch(node) else ():
             if isinstance(place, Routed):
+                # Counts alone are not worth it: splitting the sort pays only if rows in its order
+                # are exchanged, chunk by chunk.
                 sent.add(place.keys)
             elif isinstance(place, Addends) and place.keys is not None:
                 counted[place.keys] = None
@@ -246,6 +259,7 @@ def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
     for source, cut in near.items():
         shape = _known(source.meta.get("val"))
         if isinstance(cut, Cut) and shape is not None:
+            # By shape: an operator without a rule gives no better hint of which dimension is which.
             shapes[shape] = cut
     made = node.meta.get("val")
     if isinstance(made, (list, tuple)):

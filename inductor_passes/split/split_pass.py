@@ -21,12 +21,17 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.edit import Values
-from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.graph_pass import (
+    GraphPass,
+    Numerics,
+    PassContext,
+    PassStats,
+    Rewrite,
+    ScheduleOptions,
+)
 from inductor_passes.joint_decision import half_of
 from inductor_passes.ranks.collective_trace import LaunchPlan
-from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
-from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.split.candidates import from_inputs, from_inside
 from inductor_passes.split.choose import LEAST_GAIN, Choice, choose
 from inductor_passes.split.cut import Cutter, cut_all

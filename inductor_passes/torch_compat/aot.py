@@ -8,17 +8,22 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils._mode_utils import no_dispatch
 
-from inductor_passes.torch_compat import scoped
-from inductor_passes.torch_compat.inductor import inductor_config
+from inductor_passes.torch_compat import wrapped
+from inductor_passes.torch_compat.inductor import inductor_config, run_post_grad
 
 
 def fake_tensor_mode() -> Any:
     """A mode in which new tensors have shapes and no storage; what depends on their numbers is a
     symbol. Seen in 2.11 to 2.15.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy
 
     return FakeTensorMode(shape_env=ShapeEnv())
 
@@ -27,8 +32,6 @@ def numbers_of(value: torch.Tensor) -> Any:
     """Return what a tensor that is no fake one holds, also while a mode of fake ones is on.
     ``no_dispatch`` was seen in 2.11 to 2.14.
     """
-    from torch.utils._mode_utils import no_dispatch
-
     with no_dispatch():
         return value.detach().tolist()
 
@@ -38,12 +41,11 @@ def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
 
     ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._mode_utils import no_dispatch
-
     if not isinstance(value, FakeTensor):
         return torch.empty_like(value)
     with no_dispatch():
+        # A fake tensor is a meta tensor with a device of its own: made directly, no mode records it
+        # and no operator is dispatched.
         elem = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         return FakeTensor(value.fake_mode, elem, value.device)
 
@@ -54,11 +56,9 @@ def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> to
     ``behind`` counts from the start of ``source``. None if either is no fake tensor. ``FakeTensor``
     was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._mode_utils import no_dispatch
-
     if not isinstance(value, FakeTensor) or not isinstance(source, FakeTensor):
         return None
+    # The offset of a tensor counts from its storage, and ``behind`` from the tensor.
     place = int(source.storage_offset()) + behind
     with no_dispatch():
         elem = torch.empty(0, dtype=value.dtype, device="meta")
@@ -83,8 +83,6 @@ def run_on_local_tensors(
 
     ``LocalTensorMode`` was seen in 2.11 to 2.15.
     """
-    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
-
     with LocalTensorMode(world_size):
         results = call(*(LocalTensor(dict(of_ranks)) for of_ranks in arguments))
     flat = results if isinstance(results, (list, tuple)) else [results]
@@ -95,9 +93,6 @@ def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Give every node a fake value, ``meta["val"]``, from those of the graph's inputs. Seen in
     2.11 to 2.15.
     """
-    from torch._guards import detect_fake_mode
-    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-
     prop = FakeTensorProp(gm, detect_fake_mode(inputs))
     mode: Any = prop._mode
     fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -112,19 +107,13 @@ def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) ->
     """Run upstream's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to
     2.15.
     """
-    from torch._guards import detect_fake_mode
-    from torch._inductor.fx_passes.post_grad import post_grad_passes
-    from torch._inductor.virtualized import V
 
     def stop(graph: fx.Graph) -> None:
         raise _Reached
 
     config: Any = inductor_config()
-    with config.patch(post_grad_custom_post_pass=stop), V.set_fake_mode(detect_fake_mode(inputs)):
-        try:
-            post_grad_passes(gm, is_inference)
-        except _Reached:
-            return
+    with config.patch(post_grad_custom_post_pass=stop), contextlib.suppress(_Reached):
+        run_post_grad(gm, inputs, is_inference)
 
 
 @contextlib.contextmanager
@@ -133,13 +122,13 @@ def backward_at_once() -> Iterator[None]:
 
     ``force_non_lazy_backward_lowering`` was seen in 2.11 to 2.15.
     """
-    from torch._functorch import config
-
+    # AOTAutograd leaves a backward graph with symbolic sizes uncompiled until its first call. Its
+    # caller may be past launches of the forward graph by then, for which peers still wait.
     name = "force_non_lazy_backward_lowering"
-    if not hasattr(config, name):
+    if not hasattr(functorch_config, name):
         yield
         return
-    with config.patch({name: True}):
+    with functorch_config.patch({name: True}):
         yield
 
 
@@ -167,7 +156,7 @@ def merged_without(
     ``partitioners.fx_graph_cse`` and ``compile_utils.rand_ops`` were seen in 2.11 to 2.15; where
     they are missing, upstream's way stays.
     """
-    from torch._functorch import compile_utils, partitioners
+    from torch._functorch import compile_utils, partitioners  # loads Inductor
 
     if not hasattr(compile_utils, "rand_ops"):
         yield
@@ -176,6 +165,8 @@ def merged_without(
     def merging(upstream: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
         def merged(graph: fx.Graph, **how: Any) -> fx.Graph:
             before = compile_utils.rand_ops
+            # ``fx_graph_cse`` never merges what is in ``rand_ops``: it is the only list of
+            # exceptions that it has.
             compile_utils.rand_ops = [*before, *apart(graph)]
             try:
                 return upstream(graph, **how)
@@ -184,11 +175,13 @@ def merged_without(
 
         def changed(graph: fx.Graph, **how: Any) -> fx.Graph:
             found = merged(graph, **how)
+            # What ``again`` has replaced may leave equal nodes behind, which are merged by a second
+            # run.
             return merged(found, **how) if again(found) else found
 
         return changed
 
-    with scoped.wrapped(partitioners, "fx_graph_cse", merging):
+    with wrapped(partitioners, "fx_graph_cse", merging):
         yield
 
 
@@ -201,7 +194,7 @@ def before_partition(
 
     ``compile_fx.partition_fn`` was seen in 2.11 to 2.15; where it is missing, nobody asks.
     """
-    from torch._inductor import compile_fx
+    from torch._inductor import compile_fx  # loads all of it
 
     def asking(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def partition(gm: fx.GraphModule, *args: Any, **how: Any) -> Any:
@@ -210,5 +203,5 @@ def before_partition(
 
         return partition
 
-    with scoped.wrapped(compile_fx, "partition_fn", asking):
+    with wrapped(compile_fx, "partition_fn", asking):
         yield

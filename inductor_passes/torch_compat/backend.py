@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import fx
 
 # What a compile was given beyond Inductor's options, kept on torch's object for it.
@@ -46,7 +47,7 @@ class Taker(Protocol):
 @contextlib.contextmanager
 def while_nothing_compiles() -> Iterator[None]:
     """No graph is traced in the block. ``compile_lock`` was seen in 2.11 to 2.15."""
-    from torch._dynamo.convert_frame import compile_lock
+    from torch._dynamo.convert_frame import compile_lock  # loads all of Dynamo
 
     with compile_lock:
         yield
@@ -69,7 +70,7 @@ def take(taker: Taker) -> Callable[[], None]:
     ``while_nothing_compiles()``. ``_TorchCompileInductorWrapper`` and ``_COMPILER_FNS`` were seen
     in 2.11 to 2.15.
     """
-    import torch
+    # Loads all of Dynamo: only who takes the backend over has use for it.
     from torch._dynamo.backends import inductor as _  # noqa: F401 - registers the name
     from torch._dynamo.backends import registry
 
@@ -81,6 +82,7 @@ def take(taker: Taker) -> Callable[[], None]:
         "apply_options": _reads(taker, owner.apply_options),
     }
     by_name = _by_name(taker, table["inductor"])
+    # From ``vars``, so that ``undo`` puts back what was in the class and not a bound method.
     methods, function = {name: vars(owner)[name] for name in made}, table["inductor"]
 
     def undo() -> None:
@@ -108,6 +110,7 @@ def _asks(taker: Taker, upstream: Any) -> Any:
         def as_torch() -> Any:
             return upstream(self, model_, inputs_, **how)
 
+        # An argument of a later torch that is not known here: torch's own way is right for it.
         if _is_ahead_of_time(self) or how.keys() - {"config_patches"}:
             return as_torch()
         return taker.compile(

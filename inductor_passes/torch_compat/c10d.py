@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, cast
 
 import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d
+
+# ``Any``: torch exports none of their private names, and mypy would refuse each of them.
+_python_c10d: Any = distributed_c10d
+_native_c10d: Any = _distributed_c10d
 
 
 def has_symmetric_memory() -> bool:
@@ -20,6 +26,7 @@ def has_symmetric_memory() -> bool:
     if not torch.cuda.is_available():
         return False
     try:
+        # Its import defines operators, and a build without CUDA may lack parts of it.
         from torch.distributed import _symmetric_memory as symm
     except ImportError:
         return False
@@ -28,11 +35,8 @@ def has_symmetric_memory() -> bool:
 
 def process_group(group_name: str) -> object:
     """The group of that name; None if there is none. Seen in 2.11 to 2.15."""
-    from torch.distributed import distributed_c10d
-
-    resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - not exported
     try:
-        return resolve(group_name)
+        return _python_c10d._resolve_process_group(group_name)
     except (RuntimeError, ValueError, KeyError, LookupError):
         return None
 
@@ -55,7 +59,7 @@ def _allocate(
     nbytes: int, group_name: str, device: torch.device
 ) -> tuple[list[torch.Tensor], int, object]:
     """``empty``, ``rendezvous``, ``barrier`` and ``get_buffer`` were seen in torch 2.11 to 2.15."""
-    from torch.distributed import _symmetric_memory as symm
+    from torch.distributed import _symmetric_memory as symm  # defines operators
 
     private: Any = symm
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
@@ -97,11 +101,8 @@ def group_size_of(group_name: str) -> int:
     """Ranks in a registered process group; 0 if there is none of that name. Seen in 2.11 to
     2.15.
     """
-    from torch.distributed import distributed_c10d
-
     try:
-        size: Any = distributed_c10d._get_group_size_by_name
-        return int(size(group_name))
+        return int(_python_c10d._get_group_size_by_name(group_name))
     except (RuntimeError, ValueError, KeyError, LookupError):
         return 0
 
@@ -111,11 +112,8 @@ def group_device_types(group_name: str) -> frozenset[str] | None:
 
     Empty where the group does not say. Seen in 2.11 to 2.15.
     """
-    from torch.distributed import distributed_c10d
-
     try:
-        resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - not exported
-        group = resolve(group_name)
+        group = _python_c10d._resolve_process_group(group_name)
     except (RuntimeError, ValueError, KeyError, LookupError):
         return None
     try:
@@ -130,17 +128,12 @@ def group_ranks(group: object) -> tuple[int, ...] | None:
     Accepts the stand-in that tracing makes of a group. ``_resolve_process_group`` and ``real_obj``
     were seen in 2.11 to 2.15.
     """
-    import torch.distributed as dist
-
     if not dist.is_available() or not dist.is_initialized():
         return None
-    from torch.distributed import distributed_c10d
-
-    c10d: Any = distributed_c10d
     group = getattr(group, "real_obj", group)
     try:
         if isinstance(group, str):
-            group = c10d._resolve_process_group(group)
+            group = _python_c10d._resolve_process_group(group)
         if isinstance(group, dist.ProcessGroup):
             return tuple(dist.get_process_group_ranks(group))
     except (KeyError, LookupError, RuntimeError, ValueError):
@@ -154,8 +147,6 @@ _OF_ONE_PROCESS = frozenset(("fake", "threaded", "timed", "timed_cuda"))
 
 def default_group() -> Any:
     """The default process group; None where none is initialised. Seen in 2.11 to 2.15."""
-    import torch.distributed as dist
-
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
@@ -165,16 +156,13 @@ def reads_default_group() -> Callable[[], Any]:
 
     ``_world.default_pg`` was seen in 2.11 to 2.15.
     """
-    from torch.distributed import distributed_c10d
-
-    world: Any = getattr(distributed_c10d, "_world")  # noqa: B009 - not exported
+    world = _python_c10d._world
+    # ``_world`` itself stays the same for the life of a process; its default group changes.
     return lambda: world.default_pg
 
 
 def moves_data(group: object) -> bool:
     """Return whether a group's ranks are processes of their own."""
-    import torch.distributed as dist
-
     if group is None:
         return False
     try:
@@ -199,10 +187,10 @@ _parents_group: object = None
 
 def _after_fork() -> None:
     global _parents_group  # noqa: PLW0603 - of this process from here on
-    if "torch.distributed" in sys.modules:  # else there is no group, and nothing to import
-        _parents_group = default_group()
+    _parents_group = default_group()
 
 
+# Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
@@ -217,16 +205,12 @@ def job_store() -> Store | None:
     group = default_group()
     if group is None or group is _parents_group or not moves_data(group):
         return None
-    from torch.distributed import distributed_c10d
-
-    get_store: Any = getattr(distributed_c10d, "_get_default_store", None)
+    get_store = getattr(_python_c10d, "_get_default_store", None)
     return None if get_store is None else cast(Store, get_store())
 
 
 def global_rank() -> int:
     """This process's rank in the job."""
-    import torch.distributed as dist
-
     return dist.get_rank()
 
 
@@ -235,12 +219,8 @@ def real_group_ranks(name: str) -> tuple[int, ...] | None:
 
     ``_resolve_process_group`` was seen in 2.11 to 2.15.
     """
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d
-
-    c10d: Any = distributed_c10d
     try:
-        group = c10d._resolve_process_group(name)
+        group = _python_c10d._resolve_process_group(name)
         return tuple(dist.get_process_group_ranks(group)) if moves_data(group) else None
     except (KeyError, LookupError, RuntimeError, ValueError):
         return None
@@ -257,16 +237,13 @@ def real_groups() -> dict[str, tuple[int, ...]]:
 
 def known_groups() -> dict[str, tuple[int, ...]]:
     """Name and global ranks of every group that this process has made. Seen in 2.11 to 2.15."""
-    import torch.distributed as dist
-
     if not dist.is_available() or not dist.is_initialized():
         return {}
-    from torch.distributed import distributed_c10d
-
-    c10d: Any = distributed_c10d
-    ranks = c10d._world.pg_group_ranks
+    ranks = _python_c10d._world.pg_group_ranks
     return {
-        name: tuple(ranks[group]) for group, name in c10d._world.pg_names.items() if group in ranks
+        name: tuple(ranks[group])
+        for group, name in _python_c10d._world.pg_names.items()
+        if group in ranks
     }
 
 
@@ -285,17 +262,17 @@ def common_name(name: str) -> str:
     registers each under that name too: in this process a name stands for one group, whatever other
     ranks do. ``_register_process_group`` was seen in 2.11 to 2.14.
     """
-    from torch.distributed import distributed_c10d
-
-    c10d: Any = distributed_c10d
     group = default_group()
     if group is None or not _is_one_rank_a_process(group):
         return name
+    # The default group is a new one: names are of a job before in this process, as in tests.
     if not _named or _named[0] is not group:
         _common.clear()
         _named[:] = [group]
     if name not in _common:
-        for each, own in list(c10d._world.pg_names.items()):
+        for each, own in list(_python_c10d._world.pg_names.items()):
+            # Groups in the order in which this process made them, so that two ranks that made
+            # theirs in one order count alike.
             if own not in _common:
                 _common[own] = own if each is group else _register(each, len(_common))
     return _common.get(name, name)
@@ -305,8 +282,6 @@ def _is_one_rank_a_process(group: Any) -> bool:
     """Return whether a name that torch knows is one rank's: ranks that are threads of one
     process have their names together.
     """
-    import torch.distributed as dist
-
     return moves_data(group) or dist.get_backend(group) == "fake"
 
 
@@ -323,27 +298,21 @@ def own_name(name: str) -> str:
 
 
 def _register(group: Any, number: int) -> str:
-    from torch._C import _distributed_c10d as c10d
-
     name = f"dynamo_dist_group_{number}"
-    register: Any = getattr(c10d, "_register_process_group")  # noqa: B009 - not exported
-    unregister: Any = getattr(c10d, "_unregister_process_group")  # noqa: B009 - not exported
     with contextlib.suppress(RuntimeError, ValueError, KeyError, LookupError):
-        unregister(name)  # of a job before in this process
-    register(name, group)
+        _native_c10d._unregister_process_group(name)  # of a job before in this process
+    _native_c10d._register_process_group(name, group)
     return name
 
 
 def world_size() -> int | None:
     """Ranks of the job, or None where no process group is initialised."""
-    import torch.distributed as dist
-
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
 
 
 def init_fake_group(world_size: int, rank: int) -> None:
     """Initialise the default process group on fake ranks. Seen in 2.11 to 2.15."""
-    import torch.distributed as dist
+    # Its import registers the backend "fake": only who asks for fake ranks gets it.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 from torch.distributed.device_mesh import DeviceMesh
 
-from inductor_passes.torch_compat import scoped
+from inductor_passes.torch_compat import wrapped
 from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
 from inductor_passes.torch_compat.meshes import unpickled_as, without_places
 
 
 def cache_dir() -> str:
     """Inductor's cache folder. Seen in 2.11 to 2.15."""
+    # Loads all of Inductor, as any import of ``torch._inductor`` does.
     from torch._inductor.runtime.cache_dir_utils import cache_dir as upstream
 
     return str(upstream())
@@ -34,7 +36,7 @@ def counters() -> dict[str, int]:
 
     Seen in 2.11 to 2.15.
     """
-    from torch._dynamo.utils import counters as upstream
+    from torch._dynamo.utils import counters as upstream  # loads all of Dynamo
 
     return upstream["inductor"]
 
@@ -42,8 +44,7 @@ def counters() -> dict[str, int]:
 @contextlib.contextmanager
 def no_compile_caches() -> Iterator[None]:
     """Neither Inductor's nor AOTAutograd's cache in the block. Seen in 2.11 to 2.15."""
-    from torch._functorch import config as functorch_config
-    from torch._inductor import config
+    from torch._inductor import config  # loads all of Inductor
 
     with (
         config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
@@ -67,6 +68,8 @@ def keyed_by_rank(wanted: bool = True) -> Iterator[None]:
         return
     mark = f" rank {global_rank()} of {world_size()}"
     tag = f"{config.cache_key_tag.removesuffix(mark)}{mark if wanted else ''}"
+    # Not ``config.patch``: it marks the tag as set by the user once it restores, and that is part
+    # of cache keys.
     restore = config._make_closure_patcher(cache_key_tag=tag)()
     try:
         yield
@@ -81,16 +84,18 @@ def lowered_entries(missed: Callable[[str], bool]) -> Iterator[None]:
 
     ``FxGraphCache.load_with_key`` was seen in 2.11 to 2.15.
     """
-    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.codecache import FxGraphCache  # loads all of Inductor
 
     def looking_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def load_with_key(key: str, *args: Any, **kwargs: Any) -> Any:
             found = upstream(key, *args, **kwargs)
+            # The second look finds what ``missed`` has put there meanwhile, such as another rank's
+            # entry.
             return upstream(key, *args, **kwargs) if found[0] is None and missed(key) else found
 
         return load_with_key
 
-    with scoped.wrapped(FxGraphCache, "load_with_key", looking_again):
+    with wrapped(FxGraphCache, "load_with_key", looking_again):
         yield
 
 
@@ -110,17 +115,24 @@ def put_entry(key: str, entry: bytes) -> bool:
     """Write an entry as Inductor names it, whole or not at all; returns whether it could be
     written.
     """
-    from torch._inductor.codecache import sha256_hash, write_atomic
-
     try:
-        write_atomic(os.path.join(_entries(key), sha256_hash(entry)), entry, make_dirs=True)
+        _write(_entries(key), entry)
     except OSError:
         return False
     return True
 
 
+def _write(folder: str, entry: bytes) -> None:
+    """Write an entry under the name that torch gives its content. Raises OSError."""
+    # The folder of a key holds one file for each set of guards on sizes, named by its content:
+    # torch tries them all, and equal entries of several ranks are one file.
+    from torch._inductor.codecache import sha256_hash, write_atomic  # loads all of Inductor
+
+    write_atomic(os.path.join(folder, sha256_hash(entry)), entry, make_dirs=True)
+
+
 def _entries(key: str) -> str:
-    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.codecache import FxGraphCache  # loads all of Inductor
 
     return str(FxGraphCache._get_tmp_dir_for_key(key))
 
@@ -143,6 +155,8 @@ class TracedEntries:
     def ask(self, key: str) -> None:
         """The cache is asked for a key; the first is the graph's."""
         if not self.key:
+            # Other processes may write under the same key. What was there before is not this
+            # compile's.
             self.key, self._before = key, set(_files(traced_entries_of(key)))
 
     def key_of_all_ranks(self) -> str:
@@ -165,6 +179,7 @@ class TracedEntries:
         folder = traced_entries_of(self.key)
         new = [name for name in _files(folder) if name not in self._before]
         try:
+            # With several new files nobody knows which one is of this compile.
             return Path(folder, new[0]).read_bytes() if len(new) == 1 else None
         except OSError:
             return None
@@ -177,7 +192,7 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
 
     ``AOTAutogradCache._lookup`` and ``autograd_cache_key`` were seen in 2.11 to 2.14.
     """
-    from torch._functorch._aot_autograd import autograd_cache
+    from torch._functorch._aot_autograd import autograd_cache  # loads Inductor
 
     noted = TracedEntries()
 
@@ -197,8 +212,8 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
         return make_key
 
     with (
-        scoped.wrapped(autograd_cache.AOTAutogradCache, "_lookup", looking_again),
-        scoped.wrapped(autograd_cache, "autograd_cache_key", noting),
+        wrapped(autograd_cache.AOTAutogradCache, "_lookup", looking_again),
+        wrapped(autograd_cache, "autograd_cache_key", noting),
     ):
         yield noted
 
@@ -207,6 +222,7 @@ def traced_entries_of(key: str) -> str:
     """Return the folder of a key in AOTAutograd's cache. ``_get_tmp_dir_for_key`` was seen in
     2.11 to 2.14.
     """
+    # Loads Inductor.
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
     return str(AOTAutogradCache._get_tmp_dir_for_key(key))
@@ -225,10 +241,8 @@ def put_own_entry(key: str, entry: bytes, meshes: Mapping[str, DeviceMesh]) -> N
 
     Raises UnknownMeshError, OSError, and whatever a damaged entry makes of its own bytes.
     """
-    from torch._inductor.codecache import sha256_hash, write_atomic
-
     with unpickled_as(meshes):
+        # Unpickled and pickled again, because the entry holds meshes of the rank that made it:
+        # coordinates are burnt into its graphs' guards.
         content = pickle.dumps(pickle.loads(entry))
-    write_atomic(
-        os.path.join(traced_entries_of(key), sha256_hash(content)), content, make_dirs=True
-    )
+    _write(traced_entries_of(key), content)

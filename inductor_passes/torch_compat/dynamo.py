@@ -11,6 +11,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import _logging
+from torch._guards import CompileContext, TracingContext
+from torch._logging import _internal
+
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
     """Return the logger that ``TORCH_LOGS=artifact`` sets, or else the module's own.
@@ -18,8 +22,6 @@ def artifact_logger(module: str, artifact: str) -> logging.Logger:
     It is the module's own where torch did not know the artifact in time. ``getArtifactLogger`` was
     seen in 2.11 to 2.15.
     """
-    from torch._logging import _internal
-
     try:
         return _internal.getArtifactLogger(module, artifact)
     except ValueError:
@@ -28,9 +30,7 @@ def artifact_logger(module: str, artifact: str) -> logging.Logger:
 
 def trace_artifact(name: str, payload: Callable[[], str], encoding: str = "string") -> None:
     """Hand a text to torch's structured trace, where tlparse finds it. Seen in 2.11 to 2.15."""
-    import torch._logging
-
-    structured: Any = getattr(torch._logging, "trace_structured")  # noqa: B009 - not exported
+    structured: Any = getattr(_logging, "trace_structured")  # noqa: B009 - not exported
     structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": encoding},
@@ -43,7 +43,7 @@ def graph_being_compiled() -> str:
 
     Seen in 2.11 to 2.15.
     """
-    from torch._functorch import aot_autograd
+    from torch._functorch import aot_autograd  # loads Dynamo and Inductor
 
     name = getattr(aot_autograd, "get_graph_being_compiled", None)
     try:
@@ -54,16 +54,12 @@ def graph_being_compiled() -> str:
 
 def compile_id() -> str:
     """Dynamo's id of the compile in work, such as ``0/0``, or "". Seen in 2.11 to 2.15."""
-    from torch._guards import CompileContext
-
     current = CompileContext.current_compile_id()
     return "" if current is None else str(current)
 
 
 def frame_number() -> int | None:
     """Dynamo's number of the function in work; None outside of a compile. Seen in 2.11 to 2.15."""
-    from torch._guards import CompileContext
-
     number = getattr(CompileContext.current_compile_id(), "frame_id", None)
     return number if isinstance(number, int) else None
 
@@ -73,6 +69,7 @@ def compile_again() -> None:
 
     ``TracingContext.output_strides`` was seen in 2.11 to 2.15.
     """
+    # Inductor asserts that the list is empty before it puts the strides of a compile there.
     strides = getattr(trace_in_work(), "output_strides", None)
     if strides:
         strides.clear()
@@ -82,8 +79,6 @@ def trace_in_work() -> Any:
     """Return torch's context of one trace, from Dynamo to its last backward graph, or None
     outside of one.
     """
-    from torch._guards import TracingContext
-
     return TracingContext.try_get()
 
 
@@ -129,7 +124,7 @@ def frame_in_work() -> tuple[bool, str]:
     known: tuple[bool, str] | None = getattr(trace, "dist_frame", None)
     if known is not None:
         return known
-    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # loads all of Dynamo
 
     try:
         output: Any = InstructionTranslator.current_tx().output
@@ -140,6 +135,7 @@ def frame_in_work() -> tuple[bool, str]:
     reason = getattr(output, "compile_subgraph_reason", None)
     found = resumed or bool(getattr(reason, "graph_break", False)), root_of(_called(code, local))
     if trace is not None:
+        # Kept on the trace: the backward graph is compiled after Dynamo has left the frame.
         trace.dist_frame = found
     return found
 
@@ -150,7 +146,7 @@ def root_of(code: types.CodeType) -> str:
     These are its lines, and its file without folders. A frame that resumes after a graph break
     counts as the function that was broken. ``generated_code_metadata`` was seen in 2.11 to 2.15.
     """
-    from torch._dynamo.resume_execution import ContinueExecutionCache
+    from torch._dynamo.resume_execution import ContinueExecutionCache  # loads all of Dynamo
 
     resumed = ContinueExecutionCache.generated_code_metadata.get(code)
     whole = code if resumed is None else resumed.code
@@ -163,7 +159,7 @@ def _called(code: types.CodeType, local: Mapping[str, Any]) -> types.CodeType:
     """The code of what a frame calls that torch puts around functions of torch and, up to 2.12,
     of no file.
     """
-    from torch._dynamo import external_utils
+    from torch._dynamo import external_utils  # loads all of Dynamo
 
     if code.co_filename != external_utils.__file__:
         return code
@@ -205,15 +201,16 @@ def guard_frame(check: Callable[[], bool]) -> None:
     trace = trace_in_work()
     if trace is None:
         return
-    from torch._dynamo.source import GlobalStateSource
+    from torch._dynamo.source import GlobalStateSource  # loads all of Dynamo
 
     guard = GlobalStateSource().make_guard(functools.partial(_HOLDS, check=check))
     trace.guards_context.dynamo_guards.add(guard)
 
 
 def _HOLDS(builder: Any, guard: Any, *, check: Callable[[], bool]) -> None:
-    from torch._dynamo.guards import get_verbose_code_parts
+    from torch._dynamo.guards import get_verbose_code_parts  # loads all of Dynamo
 
+    # Dynamo shows this text where it explains a recompile.
     code = get_verbose_code_parts("the order of launches is still that of all ranks", guard)
     builder.guard_manager.root.add_lambda_guard(lambda _: check(), code, guard.user_stack)
 
@@ -224,6 +221,6 @@ def compiles_autograd() -> bool:
 
     ``compiled_autograd_enabled`` was seen in 2.11 to 2.15.
     """
-    from torch._dynamo import compiled_autograd, config
+    from torch._dynamo import compiled_autograd, config  # loads all of Dynamo
 
     return config.compiled_autograd or compiled_autograd.compiled_autograd_enabled

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
+from torch._functorch import config as functorch_config
+from torch._guards import detect_fake_mode
 from torch.utils._ordered_set import OrderedSet
 
 from inductor_passes.torch_compat.dynamo import graph_being_compiled
@@ -19,6 +21,8 @@ from inductor_passes.torch_compat.dynamo import graph_being_compiled
 
 def inductor_config() -> Any:
     """``torch._inductor.config``, imported on first use. Seen in 2.11 to 2.15."""
+    # ``import torch._inductor`` takes about a second: a process that compiles nothing, as one that
+    # reads a report, does without.
     from torch._inductor import config
 
     return config
@@ -55,6 +59,8 @@ def values_set() -> dict[str, str]:
     """What is set otherwise than torch has it, by dotted key; no functions and objects, which
     have no stable text.
     """
+    # ``repr`` of a function or an object has its address, which differs between processes: such
+    # values cannot be part of a key.
     texts = {key: repr(get_config(key)) for key in config_keys() if is_config_set(key)}
     return {key: text for key, text in texts.items() if " at 0x" not in text}
 
@@ -63,9 +69,7 @@ def digests() -> dict[str, str]:
     """What Inductor's configuration has set, and AOTAutograd's whole one, as text.
     ``get_config_copy`` was seen in 2.11 to 2.15.
     """
-    from torch._functorch import config
-
-    texts = {key: repr(value) for key, value in config.get_config_copy().items()}
+    texts = {key: repr(value) for key, value in functorch_config.get_config_copy().items()}
     return {**values_set(), **{key: text for key, text in texts.items() if " at 0x" not in text}}
 
 
@@ -78,7 +82,7 @@ def is_inductor_key(key: str) -> bool:
 
 def mode_options(mode: str | None) -> dict[str, Any]:
     """Inductor configuration of a ``mode=``. Raises RuntimeError, naming the known, for another."""
-    import torch._inductor
+    import torch._inductor  # takes about a second
 
     return dict(torch._inductor.list_mode_options(mode)) if mode not in (None, "default") else {}
 
@@ -88,7 +92,7 @@ def pass_base() -> type:
 
     ``CustomInferenceAwareGraphPass`` was seen in 2.13 and 2.15; 2.11 has ``CustomGraphPass`` only.
     """
-    from torch._inductor import custom_graph_pass
+    from torch._inductor import custom_graph_pass  # loads all of Inductor
 
     return getattr(
         custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass
@@ -104,7 +108,7 @@ def is_inference(told: bool | None) -> bool:
 
 def call_pass(pass_: Callable[..., Any], graph: fx.Graph, is_inference: bool) -> None:
     """Call a user's Inductor pass the way this torch would."""
-    from torch._inductor import custom_graph_pass
+    from torch._inductor import custom_graph_pass  # loads all of Inductor
 
     aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
     if aware is not None and isinstance(pass_, aware):
@@ -115,6 +119,7 @@ def call_pass(pass_: Callable[..., Any], graph: fx.Graph, is_inference: bool) ->
 
 def reorder_for_locality(graph: fx.Graph) -> None:
     """Upstream's pass of that name. Seen in 2.11 to 2.15."""
+    # Loads all of Inductor.
     from torch._inductor.fx_passes.post_grad import reorder_for_locality as upstream
 
     upstream(graph)
@@ -125,7 +130,7 @@ def sort_by_data(graph: fx.Graph) -> None:
 
     Seen in 2.11 to 2.15.
     """
-    from torch._inductor.pattern_matcher import stable_topological_sort
+    from torch._inductor.pattern_matcher import stable_topological_sort  # loads Inductor
 
     stable_topological_sort(graph)
 
@@ -136,7 +141,7 @@ def can_pin_order() -> bool:
     to 2.15.
     """
     try:
-        from torch._inductor.fx_passes import control_dependencies
+        from torch._inductor.fx_passes import control_dependencies  # loads all of Inductor
     except ImportError:
         return False
     return hasattr(control_dependencies, "preserve_node_ordering")
@@ -147,6 +152,7 @@ def pin_nodes(graph: fx.Graph, after: Mapping[fx.Node, Iterable[fx.Node]]) -> No
 
     Each key is replaced by a higher-order op of the same name that holds the original operation.
     """
+    # Not in every torch: callers ask ``can_pin_order()`` first.
     from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
 
     preserve_node_ordering(graph, {node: OrderedSet(deps) for node, deps in after.items()})
@@ -156,7 +162,7 @@ def is_aot_inductor() -> bool:
     """Return whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to
     2.15.
     """
-    from torch._inductor.virtualized import V
+    from torch._inductor.virtualized import V  # loads all of Inductor
 
     return bool(getattr(V, "aot_compilation", False))
 
@@ -171,8 +177,9 @@ def compile_fx(
     """Upstream's entry for backends. ``region``: the compile's name in torch's logs, from 2.12
     on. Seen in 2.11 to 2.15.
     """
-    from torch._inductor.compile_fx import compile_fx as upstream
+    from torch._inductor.compile_fx import compile_fx as upstream  # loads all of Inductor
 
+    # Passed only where it is wanted: torch 2.11 has no such argument.
     named: dict[str, Any] = {} if region is None else {"compile_region_name": region}
     compiled: Any = upstream(
         gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches), **named
@@ -182,7 +189,7 @@ def compile_fx(
 
 def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
     """Upstream's compile of one lowered graph. Seen in 2.11 to 2.15."""
-    from torch._inductor.compile_fx import compile_fx_inner as upstream
+    from torch._inductor.compile_fx import compile_fx_inner as upstream  # loads Inductor
 
     return upstream(*args, **kwargs)
 
@@ -194,18 +201,27 @@ def _tied(after: Sequence[Any], graph: Callable[..., Any], *args: Any, **kwargs:
     return graph(*args, **kwargs)
 
 
+def run_post_grad(gm: fx.GraphModule, inputs: Sequence[Any], is_inference: bool) -> None:
+    """Run upstream's post-grad passes on a graph, in the fake mode of its inputs.
+
+    ``post_grad_passes``, ``detect_fake_mode`` and ``V.set_fake_mode`` were seen in 2.11 to 2.15.
+    """
+    # Loads all of Inductor.
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.virtualized import V
+
+    # Passes make nodes with ``meta["val"]``, in the mode of ``V``: without one they fail.
+    with V.set_fake_mode(detect_fake_mode(inputs)):
+        post_grad_passes(gm, is_inference)
+
+
 def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     """In place of ``compile_fx_inner``: Inductor up to and with its graph passes; the graph then
     runs as it is.
 
-    ``post_grad_passes``, ``detect_fake_mode`` and ``V.set_fake_mode`` were seen in 2.11 to 2.15.
+    Seen in 2.11 to 2.15.
     """
-    from torch._guards import detect_fake_mode
-    from torch._inductor.fx_passes.post_grad import post_grad_passes
-    from torch._inductor.virtualized import V
-
-    with V.set_fake_mode(detect_fake_mode(inputs)):
-        post_grad_passes(gm, bool(kwargs.get("is_inference")))
+    run_post_grad(gm, inputs, bool(kwargs.get("is_inference")))
     for node in gm.graph.nodes:
         if getattr(node.target, "__name__", "") == "control_deps":
             node.target = _tied
@@ -213,6 +229,8 @@ def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
 
     def boxed(given: list[Any]) -> Any:
         arguments = list(given)
+        # The boxed convention: the caller's list is emptied, so that inputs can die while the graph
+        # runs.
         given.clear()
         return gm(*arguments)
 

@@ -51,6 +51,8 @@ def content(mesh: DeviceMesh, *, of_rank: bool = True) -> str:
             if id(value) in met:
                 return f"mesh {met[id(value)]}"
             met[id(value)] = len(met)
+            # All attributes but those named: a field that a later torch adds is part of the key,
+            # and not silently left out.
             held = {name: each for name, each in vars(value).items() if name not in left_out}
             return f"{type(value).__qualname__} {text(held)}"
         if isinstance(value, dict):
@@ -90,6 +92,7 @@ def unpickled_as(own: Mapping[str, DeviceMesh]) -> Iterator[None]:
     upstream = owner.__dict__.get("__setstate__")
 
     def set_state(self: DeviceMesh, state: dict[str, Any]) -> None:
+        # The state first, because ``content`` reads it to find this process's mesh that is like it.
         vars(self).update(state)
         mine = known.get(content(self, of_rank=False))
         if mine is None:

@@ -21,6 +21,8 @@ def size_hint(size: int | torch.SymInt) -> int:
     """
     if isinstance(size, int):
         return size
+    # A symbol of a traced input has the value that was seen. One that depends on data, as a count
+    # of tokens, has none.
     hint = getattr(size.node, "hint", None)
     return int(hint) if hint is not None else _expected_of(size)
 
@@ -50,7 +52,7 @@ def new_symbols(value: object) -> Any:
 
     ``compute_unbacked_bindings`` and ``SymNode.shape_env`` were seen in torch 2.11 to 2.15.
     """
-    from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings
+    from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings  # loads sympy
 
     sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
     symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
@@ -80,7 +82,7 @@ def surely_equal(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
     """
     if isinstance(one, int) and isinstance(other, int):
         return one == other
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loads sympy
 
     return statically_known_true(cast(Any, one == other))
 

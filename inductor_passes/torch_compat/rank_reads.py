@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch._library import fake_class_registry
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 _KNOWN = {"torch", "dynamo_dist", "inductor_passes", *sys.stdlib_module_names}
 _OF_MESHES = ("get_rank", "get_local_rank", "_sym_get_coordinate")
@@ -93,8 +94,6 @@ def strategies_are_known() -> bool:
     ``ShardingPropagator.op_to_rules``, ``op_strategy_funcs`` and ``op_single_dim_strategy_funcs``
     were seen in 2.11 to 2.14; ``register_sharding`` puts partial functions there.
     """
-    from torch.distributed.tensor import DTensor
-
     propagator = DTensor._op_dispatcher.sharding_propagator
     tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
     found = [each for name in tables for each in getattr(propagator, name, {}).values()]
@@ -145,6 +144,7 @@ def _change(undo: contextlib.ExitStack) -> None:
     _replace(undo, dist.ProcessGroup, "rank", _noting)
     # A stand-in for an input has the values of its members, of which traced code asks methods.
     _replace(undo, fake_class_registry, "maybe_to_fake_obj", _unnoted)
+    # Not imported for this: where DTensor is not in use nobody reads its shapes.
     utils = sys.modules.get(f"{_LAYOUTS}._utils")
     if hasattr(utils, _LOCAL_SHAPE):
         _replace(undo, utils, _LOCAL_SHAPE, _of_even)
@@ -152,13 +152,13 @@ def _change(undo: contextlib.ExitStack) -> None:
 
 def forget_layouts() -> None:
     """Forget what DTensor remembers of layouts on this thread: it finds all of it again."""
-    from torch.distributed.tensor import DTensor
-
     torch._C._clear_DTensor_sharding_propagator_cache()
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     remembering = [getattr(propagate, "cache", None)]
     for name, module in list(sys.modules.items()):
         if name.startswith(_LAYOUTS):
+            # DTensor caches layouts per rank and thread. A cached one would be found without a read
+            # of the rank that could be noticed.
             remembering += [each for each in vars(module).values() if _remembers(each)]
     for each in remembering:
         if each is not None:
@@ -249,8 +249,6 @@ def _is_even(shape: Sequence[Any], mesh_shape: Sequence[int], placements: Sequen
     """Return whether all ranks have shards of one shape: plain shards whose dimensions divide by
     the ranks that share them.
     """
-    from torch.distributed.tensor import Shard
-
     ranks = [1] * len(shape)
     for placement, count in zip(placements, mesh_shape, strict=True):
         if type(placement) is Shard:

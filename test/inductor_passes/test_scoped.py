@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from inductor_passes.torch_compat import scoped
+from inductor_passes.torch_compat import wrapped
 
 
 def louder(upstream):
@@ -34,7 +34,7 @@ def owner(request):
 def test_a_block_ends_as_it_found_it(owner):
     cls, name = owner
     found = vars(cls)[name]
-    with scoped.wrapped(cls, name, louder), scoped.wrapped(cls, name, louder):
+    with wrapped(cls, name, louder), wrapped(cls, name, louder):
         assert getattr(cls, name)("a") == "a!!"
     assert vars(cls)[name] is found and getattr(cls, name)("a") == "a"
 
@@ -45,12 +45,12 @@ def test_blocks_of_two_threads_may_end_in_any_order(owner):
     begun, end, heard = threading.Event(), threading.Event(), []
 
     def other():
-        with scoped.wrapped(cls, name, louder):
+        with wrapped(cls, name, louder):
             begun.set()
             end.wait(10)
             heard.append(getattr(cls, name)("b"))
 
-    with scoped.wrapped(cls, name, louder):
+    with wrapped(cls, name, louder):
         thread = threading.Thread(target=other)
         thread.start()
         begun.wait(10)
@@ -63,11 +63,11 @@ def test_blocks_of_two_threads_may_end_in_any_order(owner):
 
 def test_what_somebody_puts_in_its_place_meanwhile_stays(owner):
     cls, name = owner
-    with scoped.wrapped(cls, name, louder):
+    with wrapped(cls, name, louder):
         setattr(cls, name, staticmethod(lambda word: "theirs"))
     assert getattr(cls, name)("a") == "theirs"
 
 
 def test_a_function_that_is_not_there_is_no_error():
-    with scoped.wrapped(threading, "no_such_name", louder):
+    with wrapped(threading, "no_such_name", louder):
         pass

@@ -31,8 +31,8 @@ from dynamo_dist.diagnostics.breaks import CATALOG
 from inductor_passes import order_pinning, plugins, registry
 from inductor_passes.cost import topology as topology_file
 from inductor_passes.fused.kernels import availability
+from inductor_passes.graph_pass import ScheduleOptions
 from inductor_passes.pass_options import PassOptions, extra_options
-from inductor_passes.schedule_options import ScheduleOptions
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"

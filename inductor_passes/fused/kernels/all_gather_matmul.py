@@ -132,11 +132,15 @@ def all_gather_matmul_kernel(
         flags = dev.flags_of(peers_ptr, rank)
         per_rank = high * wide
         per_chunk = chunk_tiles * wide
+        # ``flatten=False``: flattened with the loop over K, the compiler would prefetch a tile's
+        # rows above its wait.
         for t in tl.range(program - COPIERS, WORLD * per_rank, PROGRAMS - COPIERS, flatten=False):
             source = (rank + t // per_rank) % WORLD
             chunk = t % per_rank // per_chunk
             within = t % per_rank - chunk * per_chunk
             chunk_high = tl.minimum(chunk_tiles, high - chunk * chunk_tiles)
+            # Down the rows of a chunk first: neighbouring programs share the columns of the weight
+            # in the cache, and need one chunk after the other.
             first_row = (chunk * chunk_tiles + within % chunk_high) * BM
             n = within // chunk_high
             b_ptr = b0_ptr
@@ -147,6 +151,8 @@ def all_gather_matmul_kernel(
             b_col = b_col0
             first_col = n * BN
             if WEIGHTS > 1:
+                # Selected by value, not by branches: the loop over K then exists once, with one set
+                # of pipeline stages in shared memory.
                 b_ptr = tl.where(n < wide0, b_ptr, b1_ptr)
                 c_ptr = tl.where(n < wide0, c_ptr, c1_ptr)
                 N = tl.where(n < wide0, N, N1)
@@ -218,6 +224,8 @@ def read_gathered_kernel(
     local = tl.program_id(2).to(tl.int64)
     state_ptr += local * dev.STATE_WORDS
     rank = tl.load(state_ptr + dev.RANK)
+    # The product before has stored its epoch: the rows lie in the half that it used, until the call
+    # after the next.
     half = tl.cast(tl.load(state_ptr + dev.EPOCHS) & 1, tl.int64) * half_bytes
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     rows_ptr = dev.data_of(peers_ptr, rank, half, DTYPE) + source * n

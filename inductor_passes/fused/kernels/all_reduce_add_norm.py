@@ -147,6 +147,8 @@ def all_reduce_add_norm_kernel(
     epoch = dev.next_epoch(state_ptr, program)
     half = tl.cast(epoch & 1, tl.int64) * half_bytes
     sums = half + half_bytes // 2
+    # Rows go around the programs. The same program of every rank has the same rows, so the barrier
+    # is between equal programs and not of the whole device.
     mine_rows = tl.cdiv(rows - program, PROGRAMS)
     first_row = tl.cast(local, tl.int64) * rows
     col = tl.arange(0, BLOCK)
@@ -155,11 +157,15 @@ def all_reduce_add_norm_kernel(
     mine = dev.data_of(peers_ptr, rank, half, DTYPE)
     for j in range(mine_rows):
         row = tl.cast(j * PROGRAMS + program, tl.int64)
+        # A copy into symmetric memory first: peers can read nothing else, and the input is wherever
+        # torch's allocator put it.
         part = tl.load(x_ptr + (first_row + row) * D + col, mask=inside)
         tl.store(mine + row * D + col, part, mask=inside)
     ok = dev.pad_barrier(peers_ptr, program, epoch, rank, state_ptr, WORLD, MODE)
     if TWO_SHOT:
         share = dev.data_of(peers_ptr, rank, sums, DTYPE)
+        # Each rank sums every ``WORLD``-th row of a program: 2 (n - 1) / n of the bytes cross the
+        # link, instead of n - 1 times.
         for j in range(rank, mine_rows, WORLD):
             at = tl.cast(j * PROGRAMS + program, tl.int64) * D + col
             total = dev.sum_over_ranks(peers_ptr, half, at, inside, WORLD, DTYPE)
@@ -186,6 +192,7 @@ def all_reduce_add_norm_kernel(
         if mean_ptr is not None:
             mean = tl.sum(total, axis=0) / D
             tl.store(mean_ptr + first_row + row, mean)
+            # Lanes beyond the row would each add the square of the mean to the variance.
             total = tl.where(inside, total - mean, 0.0)
         rstd = tl.rsqrt(tl.sum(total * total, axis=0) / D + eps)
         tl.store(rstd_ptr + first_row + row, rstd)

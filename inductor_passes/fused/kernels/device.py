@@ -62,6 +62,7 @@ def data_of(
 
     The address is a multiple of 16, and ``tl.multiple_of`` lets the compiler rely on that.
     """
+    # Addresses are loaded, not passed: a kernel takes no list of pointers.
     base = tl.load(peers_ptr + rank) + FLAG_BYTES + offset
     return tl.multiple_of(base.to(tl.pointer_type(DTYPE)), 16)
 
@@ -69,6 +70,8 @@ def data_of(
 @triton.jit
 def next_epoch(state_ptr: tl.tensor, program: tl.tensor) -> tl.tensor:
     """The epoch of this call, for one program. ``finish`` stores it."""
+    # Only this program writes the word, so a plain load is enough. One counter for all would need
+    # another barrier to say that everybody has read it.
     return tl.load(state_ptr + EPOCHS + program) + 1
 
 
@@ -92,12 +95,15 @@ def open_counter(state_ptr: tl.tensor, program: tl.tensor, parity: tl.tensor) ->
 @triton.jit
 def take(counter_ptr: tl.tensor) -> tl.tensor:
     """Take the next tile: each is some program's, whichever is free."""
+    # Relaxed: the number orders no memory, it only has to be unique.
     return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")
 
 
 @triton.jit
 def load_flag(flag_ptr: tl.tensor) -> tl.tensor:
     """One look at a flag, acquiring what was written before it was set."""
+    # An atomic and not a load: Triton's loads have no memory order, and a cache may serve one that
+    # does not see the peer's write. System scope, because the writer is another device.
     return tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
 
 
@@ -123,10 +129,14 @@ def fail(
     state_ptr: tl.tensor, source: tl.tensor, index: tl.tensor, expect: tl.tensor, seen: tl.tensor
 ) -> None:
     """Report a wait that gave up; only the first of a rank is kept."""
+    # Only the first failure is worth reporting: those after it wait for data that the first one
+    # missed.
     if tl.atomic_cas(state_ptr + FAILED, 0, 1) == 0:
         word = tl.arange(0, REPORT_WORDS)
         value = tl.where(word == 1, source, tl.where(word == 2, index, 1))
         value = tl.where(word == 3, expect, tl.where(word == 4, seen, value))
+        # Pinned host memory: the host reads the report without a copy, even while the stream is
+        # busy.
         address = tl.load((state_ptr + REPORT).to(tl.pointer_type(tl.int64)))
         tl.store(address.to(tl.pointer_type(tl.int32)) + word, value)
 
@@ -150,6 +160,7 @@ def flag_wait(
     seen = load_flag(flag_ptr)
     if MODE != CHECKING:
         left = tl.full((), 0, tl.int32)
+        # By difference, never by size: the 32 bits of an epoch wrap after some four billion calls.
         if seen - expect < 0:
             # One thread looks for all, as at the flag: threads that saw different words would part
             # at a barrier.
@@ -160,6 +171,8 @@ def flag_wait(
             left -= 1
         ok = (seen - expect >= 0) & (seen - expect <= ahead)
     else:
+        # The checking mode runs programs one after the other: a flag that is not there yet is a
+        # fault of the protocol and not of timing.
         ok = seen - expect == 0
     if ok == 0:
         fail(state_ptr, source, index, expect, seen)
@@ -232,6 +245,7 @@ def pad_barrier(
     What the same program of any rank wrote before is visible after. A slot is used once in a call.
     """
     lane = tl.arange(0, MOST_RANKS)
+    # Own data needs no flag: this program wrote it.
     others = (lane < WORLD) & (lane != rank)
     theirs = tl.load(peers_ptr + lane, mask=others, other=0).to(tl.pointer_type(tl.int32))
     signal_all(theirs + slot * WORLD + rank, epoch, others)
@@ -251,6 +265,8 @@ def sum_over_ranks(
     """Elements ``at`` of every rank's data, added in float32 in the order of ranks: the same
     bits anywhere.
     """
+    # From rank 0 on, not from the own rank on: floats added in another order would give each rank
+    # other bits, and replicas would drift apart.
     total = tl.load(data_of(peers_ptr, 0, offset, DTYPE) + at, mask=mask, other=0.0).to(tl.float32)
     for peer in tl.static_range(1, WORLD):
         part = tl.load(data_of(peers_ptr, peer, offset, DTYPE) + at, mask=mask, other=0.0)
@@ -261,6 +277,8 @@ def sum_over_ranks(
 @triton.jit
 def mma(a: tl.tensor, b: tl.tensor, acc: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
     """``acc + a @ b`` in float32; float32 numbers with all their bits, unless in TF32."""
+    # Triton's default for float32 is TF32, and torch's is not: the fused kernel must not round more
+    # than what it replaces.
     PRECISION: tl.constexpr = "tf32" if MODE == TF32 else "ieee"
     if (MODE == INTERPRETER) | (MODE == CHECKING):
         a = a.to(tl.float32)

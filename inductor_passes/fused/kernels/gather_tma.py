@@ -61,6 +61,8 @@ def push_rows(
     ``COPIERS`` programs share each chunk; the last to be done with it sets its flag. The peer that
     multiplies this rank's rows first is served first.
     """
+    # Rank r - 1 multiplies r's rows right after its own, so it is served first. At any time all
+    # ranks send to different peers.
     for step in range(1, WORLD):
         peer = (rank + WORLD - step) % WORLD
         target = dev.data_of(peers_ptr, peer, half, DTYPE) + rank.to(tl.int64) * n
@@ -72,8 +74,12 @@ def push_rows(
                 tl.store(target + at, tl.load(a_ptr + at, mask=at < last), mask=at < last)
             tl.debug_barrier()
             counter = state_ptr + dev.COUNTERS + peer * MAX_CHUNKS + chunk
+            # Acquire and release: the last program to arrive must see the stores of the others
+            # before it announces all of them.
             arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") + 1
             if arrived == COPIERS:
+                # For the next call, which no program of this rank begins before this kernel has
+                # ended.
                 tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
                 dev.signal(dev.flags_of(peers_ptr, peer) + rank * MAX_CHUNKS + chunk, epoch)
 
@@ -103,6 +109,8 @@ def _store(
     if bias_ptr is not None:
         cols = col + tl.arange(0, acc.shape[1])
         acc += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    # Adding 0 changes no number but -0.0, and adding NaN poisons all. A branch on ``ok`` would cost
+    # registers in every tile.
     acc = (activate(acc, ACTIVATION) + poison).to(DTYPE)
     c_desc.store([out, row, col], acc.reshape(1, acc.shape[0], acc.shape[1]))
 
@@ -216,6 +224,8 @@ def all_gather_matmul_tma_kernel(
             ok = dev.flag_wait(flag, epoch, 1, source, chunk, state_ptr, MODE)
             rows = rows_desc
             first_row = source * M + row
+            # Descriptors load through the asynchronous proxy: without the fence they could see
+            # memory as it was before the flag. The fence returns 0, so that the load depends on it.
             half = parity + tma.fence(parity * 0, MODE)
             poison = tl.where(ok, 0.0, float("nan"))
         b_desc = b0_desc
@@ -302,6 +312,7 @@ def launch(
         return tma.describe(out, (ranks * world, m, n), (m * n, n, 1), (1, tiles.m, tiles.n // 2))
 
     described = [tma.describe_weight(weight, tiles) for weight in weights]
+    # A descriptor has one block size: tiles and half tiles each need their own.
     narrow = dataclasses.replace(tiles, n=tiles.n // 2)
     halves = [tma.describe_weight(weight, narrow) for weight in weights]
     stored = [results(out) for out in outs]
@@ -320,6 +331,7 @@ def launch(
         *padded(widths),
         k,
         workspace.half_bytes,
+        # Whole tiles to a chunk, so that each tile waits for one flag.
         triton.cdiv(triton.cdiv(m, tiles.m), MAX_CHUNKS.value),
         tma.whole_tiles(m, widths, world, workspace.programs, tiles),
         WORLD=world,
@@ -335,5 +347,7 @@ def launch(
         MODE=workspace.mode,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        # Virtual ranks wait for each other inside one launch: all their programs must be resident,
+        # or the launch has to fail.
         launch_cooperative_grid=ranks > 1,
     )

@@ -51,6 +51,8 @@ def add_chunks(
 ) -> None:
     """Elements ``at`` of ``COUNT`` chunks of ``n`` elements each: their sum times ``factor``."""
     n = tl.cast(n, tl.int64)
+    # In the order of ranks, in float32: each rank's result has the bits that one device would get
+    # from the same parts.
     total = tl.load(chunks_ptr + at, mask=mask, other=0.0).to(tl.float32)
     for chunk in tl.static_range(1, COUNT):
         part = tl.load(chunks_ptr + chunk * n + at, mask=mask, other=0.0)
@@ -83,10 +85,14 @@ def reduce_parts_kernel(
     state_ptr += local * dev.STATE_WORDS
     rank = tl.load(state_ptr + dev.RANK)
     epoch = tl.load(state_ptr + dev.EPOCHS)  # of the push before, which has stored it
+    # Flags count tiles over all calls and are never reset, so that a peer in its next call cannot
+    # race with a reset.
     expect = tl.load(state_ptr + dev.COUNTERS + program) + tiles
     flags = dev.flags_of(peers_ptr, rank)
     lane = tl.arange(0, dev.MOST_RANKS)
     ok = dev.wait_for_all(flags + lane, lane < WORLD, expect, AHEAD, 0, state_ptr, MODE)
+    # Parts that never came would be the sums of an earlier call: NaN is noticed, old numbers are
+    # not.
     factor = tl.where(ok, factor, float("nan"))
     half = tl.cast(epoch & 1, tl.int64) * half_bytes
     parts_ptr = dev.data_of(peers_ptr, rank, half, DTYPE)
@@ -94,6 +100,7 @@ def reduce_parts_kernel(
         at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         add_chunks(parts_ptr, out_ptr, at, at < n, n, factor, WORLD)
     tl.debug_barrier()
+    # After the barrier, because all threads of the program read the old count.
     tl.store(state_ptr + dev.COUNTERS + program, expect)
 
 
@@ -116,6 +123,7 @@ def launch_matmul_reduce_scatter(
     m, n = a.shape[0] // workspace.world, b.shape[1]
     out = a.new_empty(m, n)
     push(a, b, workspace, tiles=tiles, descriptors=descriptors)
+    # Tiles that one rank pushes to another: what each flag has to count up to.
     count = triton.cdiv(m // workspace.local_ranks, tiles.m) * triton.cdiv(n, tiles.n)
     add_parts(out, workspace, tiles=count, average=average, block=block)
     return out
@@ -175,6 +183,8 @@ def add_parts(
     have come.
     """
     ranks, world = workspace.local_ranks, workspace.world
+    # Many small programs: the reduction is bound by memory, and more of them in flight hide its
+    # latency.
     programs = min(per_processor * workspace.programs, MOST_PROGRAMS)
     reduce_parts_kernel[(programs, ranks)](
         out,
@@ -204,6 +214,8 @@ def matmul_reduce_scatter(
     """
     _check(a, b, reduce_op, group_size)
     workspace = None
+    # Without a stride of 1 neither kernel can load whole lines of the weight, and a copy would cost
+    # what the fusion saves.
     if 1 in b.stride():
         workspace = find_workspace(
             FAMILY,

@@ -40,6 +40,7 @@ def push_tile(
     row = tl.arange(0, BM)
     col = tl.arange(0, BN)
     at = part + tl.cast(first_row, tl.int64) * N + first_col + row[:, None] * N + col[None, :]
+    # Tiles at the end reach beyond the matrix: there the next rank's part begins.
     inside = (row < M - first_row)[:, None] & (col < N - first_col)[None, :]
     tl.store(at, acc.to(DTYPE), mask=inside)
 
@@ -78,6 +79,8 @@ def push_tiles_kernel(
     per_rank = high * wide
     pending = rank * 0 - 1
     for t in tl.range(program, WORLD * per_rank, PROGRAMS, flatten=False):
+        # Peers first, from the next rank on: each rank starts with another peer, which spreads the
+        # load over links, and its own rows need no link at all.
         owner = (rank + 1 + t // per_rank) % WORLD
         m, n = tiles.tile_of(t % per_rank, high, wide, GROUP)
         first_row = m * BM
@@ -102,6 +105,7 @@ def push_tiles_kernel(
             a_ptr.dtype.element_ty,
         )  # fmt: skip
         pending = owner
+    # The last tile of a program has no next one that would announce it.
     if pending >= 0:
         dev.signal_add(dev.flags_of(peers_ptr, pending) + rank)
     dev.finish(state_ptr, program, epoch)

@@ -51,11 +51,14 @@ def tile_product(
     b = b_ptr + rk[:, None] * b_row + rb[None, :] * b_col
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(tl.cdiv(K, BK)):
+        # Masks in the inner loop cost registers and keep loads from being as wide as they could be.
         if EVEN:
             acc = dev.mma(tl.load(a), tl.load(b), acc, MODE)
         else:
             left = K - k * BK
             inside_a = rk[None, :] < left
+            # Both operands are masked along K: a zero times whatever lies behind the other's end
+            # could be NaN.
             inside_b = (rk[:, None] < left) & (rb[None, :] < cols)
             acc = dev.mma(
                 tl.load(a, mask=inside_a, other=0.0),
@@ -105,10 +108,13 @@ def tiles_for(dtype: torch.dtype, rows: int, capability: int, *, plain: bool = T
     which an H100 has too (227 KiB); an A100 has 164 KiB and no warp-group products, a capability of
     8.6, 8.9 or 12.0 has 100 KiB.
     """
+    # Twice the bytes in shared memory, and products in full precision run without tensor cores.
     if dtype == torch.float32:
         return Tiles(64, 64, 32, warps=4, stages=3)
     if rows <= 64:
         return Tiles(64, 128, 64, warps=4, stages=4)
+    # Below 90 there are no warp-group products, and from 120 on (consumer Blackwell) 100 KiB of
+    # shared memory: neither holds the widest tile.
     if plain and 90 <= capability < 120:
         return Tiles(128, 256, 64, warps=8, stages=3)
     return Tiles(128, 128, 64, warps=8, stages=3)
@@ -118,6 +124,7 @@ def mode_of(mode: int, dtype: torch.dtype) -> int:
     """The workspace's mode, or TF32 where this process multiplies float32 numbers so."""
     if mode != dev.REAL.value or dtype != torch.float32:
         return mode
+    # The user's setting for products counts for the fused one too.
     in_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return int(dev.TF32.value) if in_tf32 else mode
 

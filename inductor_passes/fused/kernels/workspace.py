@@ -74,6 +74,8 @@ class Workspace:
         self.family = family
         self.buffers = tuple(buffers)
         self._mapping = mapping  # peers' memory stays mapped as long as this lives
+        # Weak: the cache of workspaces must not keep a destroyed process group, and its
+        # communicator, alive.
         self._group = None if group is None else weakref.ref(group)
         self._stream: torch.cuda.Stream | None = None
         self.rank = rank
@@ -91,11 +93,15 @@ class Workspace:
         for i in range(local_ranks):
             state[i, device.SPIN_LIMIT.value] = looks
             state[i, device.RANK.value] = rank + i
+            # Two int32 words hold one 64-bit address; the state is int32 because flags and epochs
+            # are.
             words = state[i, device.REPORT.value : device.REPORT.value + 2]
             words.view(torch.int64)[0] = self.reports[i].data_ptr()
         if memory is None:
             self.peers, self.state = addresses.to(place), state.to(place)
         else:
+            # In symmetric memory, which torch's allocator does not own: under a CUDA graph's
+            # warm-up its own memory would be part of the graph's pool.
             kept = memory.split([addresses.nbytes, memory.numel() - addresses.nbytes])
             self.peers = kept[0].view(torch.int64).copy_(addresses)
             self.state = kept[1].view(torch.int32).view(state.shape).copy_(state)
@@ -104,6 +110,7 @@ class Workspace:
     def half_bytes(self) -> int:
         """Bytes of data that one call may use, at every rank."""
         data = self.buffers[0].numel() - FLAG_WORDS * 4
+        # Rounded so that also the half of a half, which two-shot uses, is aligned for wide loads.
         return data // 2 // (2 * ALIGNMENT) * (2 * ALIGNMENT)
 
     def gathered(self, dtype: torch.dtype) -> tuple[torch.Tensor, int, int]:
@@ -136,6 +143,7 @@ class Workspace:
             return
         stream, before = torch.cuda.current_stream(self.state.device), self._stream
         self._stream = stream
+        # On one stream calls are in order anyway.
         if before is None or before == stream:
             return
         capturing = torch.cuda.is_current_stream_capturing()
@@ -177,6 +185,7 @@ def wait_error(
     family: str, rank: int, source: int, index: int, expected: int, seen: int
 ) -> KernelError:
     """The error of one wait that gave up."""
+    # The difference as the device computes it: in 32 bits, with its sign.
     late = (seen - expected) % (1 << 32) >= 1 << 31
     why = (
         f"Rank {source} did not signal in time: it died, hangs, or runs another program."
@@ -223,6 +232,7 @@ def virtual_workspace(
     """
     shape = (world, bytes_needed(data_bytes))
     memory = torch.full(shape, 255, dtype=torch.uint8, device=place)
+    # Flags start at 0 and epochs at 1: nothing counts as sent.
     memory[:, : FLAG_WORDS * 4] = 0
     return Workspace(
         family, [*memory], 0, local_ranks=world, programs=programs, spin_limit=spin_limit, mode=mode
@@ -254,14 +264,18 @@ def find_workspace(
     make the same calls, so all of them allocate or none does. Raises KernelError if a wait gave up
     in an earlier call, or if a CUDA graph capture would have to allocate.
     """
+    # All of it is the same on every rank of a group: no rank allocates, or all meet to do so.
     if tensor.dtype not in DTYPES or tensor.numel() == 0 or data_bytes > MAX_CALL_BYTES:
         return None
     found = _workspaces.get((group_name, family))
     group = c10d.process_group(group_name)
     if found is not None and not found.serves(group):
+        # Group names are used again after a group was destroyed. The old mapping is of processes
+        # that may be gone.
         release(group_name)
         found = None
     if found is not None:
+        # Here and not only at the end: a job that goes on with NaN would train for hours on them.
         found.raise_if_failed()
         if found.half_bytes >= data_bytes:
             found.after_earlier_calls()

@@ -136,6 +136,8 @@ class _Entries:
         last = list(range(len(self.fresh)))
         owners: list[int] = []
         for i, node in enumerate(self._problem.nodes):
+            # A reader of a view keeps the memory of what the view shows. Aliases point backwards,
+            # so that one pass resolves chains of them.
             owners.append(i if node.alias is None else owners[node.alias])
             reader = self._entry[i]
             for d in node.deps:
@@ -143,6 +145,8 @@ class _Entries:
                 if last[owner] < reader:
                     last[owner] = reader
         for b, entry in self._packed.items():
+            # The packed copy is read by the collective until its last wait: without one in the
+            # graph it stays to the end.
             last[entry] = self._waited.get(b, len(last) - 1)
         return last
 
@@ -151,6 +155,8 @@ class _Entries:
         b = self._bucket_of.get(i)
         if b in self._packed:
             self._place(i)
+            # The first member stands right behind its bucket's copy, and carries the launch of all
+            # of them.
             self.runs_at[i] = self._packed[b] + 1
             return
         payload = node.payload
@@ -167,6 +173,8 @@ class _Entries:
         assert launch is not None
         b = self._bucket_of.get(launch)
         unpack_us = 0.0
+        # A bucket is unpacked once, at its first wait; the later waits find the channel's work
+        # done.
         if b is not None and b not in self._waited:
             unpack_us = self._problem.unpack_us(self._buckets[b])
         self._place(i, compute_us=unpack_us, awaits=(self.runs_at[launch],))
@@ -183,6 +191,8 @@ class _Entries:
     ) -> None:
         node = self._problem.nodes[i]
         counted = node.kind not in ("input", "output") and node.alias is None
+        # Inputs are alive before the graph and outputs after it, whatever the order: neither
+        # changes a comparison of schedules, so neither is counted.
         entry = self._add(compute_us, node.bytes if counted else 0, channel, link_us, awaits)
         self._entry[i] = self.runs_at[i] = entry
         self.node_at[entry] = i
@@ -213,6 +223,8 @@ def explain_exposed(
     """One entry per exposed launch, in the order of the problem's nodes. See ``Exposed`` for the
     reasons.
     """
+    # First of all reasons: at the bound nothing that is done about this collective can shorten the
+    # step.
     at_bound = judged.makespan_us <= bound_us * (1 + 1e-9)
     members = {bucket[0]: bucket for bucket in schedule.buckets}
     position = {i: p for p, i in enumerate(schedule.order)}
@@ -235,6 +247,8 @@ def explain_exposed(
         else:
             # Right before it, would its result have fitted?
             size = sum(tasks.alloc[tasks.task_of[i]] for i in together)
+            # A fact of this schedule and not a proof: another order before the launch might have
+            # had less memory alive.
             before = judged.live_bytes[schedule.order[position[launch] - 1]]
             reason = "order" if before + size <= cap_bytes else "memory cap"
         exposed.append(Exposed(launch, us, reason))

@@ -28,6 +28,8 @@ from inductor_passes.schedule.solver.problem import Schedule
 from inductor_passes.schedule.solver.tasks import Tasks
 from inductor_passes.simulate.execution import stretched
 
+# Larger than any task number, and longer than any schedule in parts of its bound: as a window or
+# horizon they switch the limit off.
 ANY = 1 << 60
 ALWAYS = 1e9
 
@@ -110,6 +112,9 @@ class Channels:
     def queue(self, entry: Entry) -> None:
         """A launch may go."""
         t = entry[1]
+        # A launch that waits for nothing could go at time zero. In one queue with the others it
+        # would hide them behind it, or go far too early and hold its result in memory for the whole
+        # step.
         loose = not self._tasks.preds[t]
         heappush(self._queues[self.number[self._tasks.group[t]]][loose], entry)
 
@@ -127,6 +132,8 @@ class Channels:
     def bound(self) -> Iterator[int]:
         """All bound launches, most urgent first on each channel; the caller may launch them."""
         for queue, _ in self._queues:
+            # A sorted copy, because the caller launches while it iterates, and a launch pops the
+            # heap.
             for _, t in sorted(queue):
                 if not self._done[t]:
                     yield t
@@ -151,6 +158,8 @@ class Progress:
         self.left = tasks.count
         self.frontier = 0
         self.at_us = min(latest, default=0.0)
+        # Floating compute is left out: it can run at any time, so that its latest start says
+        # nothing about how far the schedule has come.
         bound = [t for t in range(tasks.count) if tasks.launch[t] < 0 and not tasks.floating[t]]
         self._by_urgency = sorted(bound, key=latest.__getitem__, reverse=True)
         if self._by_urgency:
@@ -159,6 +168,7 @@ class Progress:
     def advance(self) -> None:
         """Look past what is done."""
         done, launch, waiting = self.done, self._tasks.launch, self._by_urgency
+        # Both pointers only move forwards: over a whole schedule this is linear in tasks.
         frontier = self.frontier
         while frontier < len(done) and (done[frontier] or launch[frontier] >= 0):
             frontier += 1
@@ -199,6 +209,8 @@ class ReadyCompute:
         """Compute, or a wait, has all that it depends on."""
         tasks, progress = self._tasks, self._progress
         if number >= tasks.count:
+            # A wait goes before all compute: its launch has ended, so it costs at most the
+            # unpacking, and it frees what the launch kept and makes its readers ready.
             heappush(self._urgent, (-math.inf, number))
         elif number > progress.frontier + self._window:
             heappush(self._too_far, number)
@@ -208,6 +220,8 @@ class ReadyCompute:
             self._offer(number)
 
     def _offer(self, t: int) -> None:
+        # Compute that takes no time is never worth holding back either. The task number breaks
+        # ties, so that the choice depends on no hash order.
         heappush(self._urgent, (self._latest[t] if self._tasks.us[t] else -math.inf, t))
         heappush(self._by_age, t)
 
@@ -226,6 +240,7 @@ class ReadyCompute:
         Running the program's oldest compute frees memory soonest.
         """
         count, urgent, done = self._tasks.count, self._urgent, self._progress.done
+        # Lazy deletion: a task that ``_oldest`` ran out of turn is still in the heap of urgency.
         while urgent and urgent[0][1] < count and done[urgent[0][1]]:
             heappop(urgent)
         if not urgent:
@@ -241,6 +256,8 @@ class ReadyCompute:
         """
         chosen = -1
         passed: list[int] = []
+        # A bounded look: with memory short, thousands of ready tasks may not fit, and each step
+        # would look at all of them again.
         while self._by_age and chosen < 0 and len(passed) < TRIED:
             t = heappop(self._by_age)
             if self._progress.done[t]:
@@ -276,9 +293,13 @@ class LiveMemory:
         A launch that keeps what it reads holds it until ``waited``.
         """
         tasks, users, live = self._tasks, self._users, self.live
+        # ``transient`` counts the peak inside the task, whose nodes free some of their memory
+        # before the task ends: it may exceed ``alloc``.
         if live + tasks.transient[t] > self.peak:
             self.peak = live + tasks.transient[t]
         live += tasks.alloc[t] + tasks.kept_inside[t]
+        # A collective still reads its input while it runs. Inductor frees that buffer at the wait,
+        # not at the launch, where the wait names it.
         kept = tasks.kept[t]
         if kept or tasks.kept_inside[t]:
             self.keeping += 1
@@ -293,6 +314,8 @@ class LiveMemory:
         """The launch of task t is done: it holds nothing any more."""
         self.live -= self._tasks.kept_inside[t]
         self.keeping -= self.keeps(t)
+        # The same countdown as in ``run``, repeated and not called: this is the innermost loop of
+        # every candidate.
         for v in self._tasks.kept[t]:  # as in ``run``
             self._users[v] = left = self._users[v] - 1
             if not left:
@@ -335,6 +358,9 @@ class RiseAhead:
             self._live.append(memory.live)
             self._top.append(memory.live + tasks.transient[t])
             memory.run(t)
+            # In the program's own order a launch counts as waited for at once. What it keeps beyond
+            # that would need the place of its wait, and the program's peak is the reference that it
+            # is measured from.
             memory.waited(t)
             self._computed.append(self._computed[-1] + tasks.us[t])
         self.peak = memory.peak
@@ -344,9 +370,13 @@ class RiseAhead:
 
         The entry after the last task is 0.
         """
+        # A sliding window maximum: each task enters and leaves the deque once, so that a horizon
+        # costs time linear in tasks however far it looks.
         highest: deque[int] = deque()  # tasks of the horizon, later ones higher
         rises = [0] * (self._tasks.count + 1)
         for t in range(self._tasks.count - 1, -1, -1):
+            # A later task that rises less can never be the highest of a window that holds task t
+            # too.
             while highest and self._top[highest[0]] <= self._top[t]:
                 highest.popleft()
             highest.appendleft(t)
@@ -368,12 +398,15 @@ def expand(tasks: Tasks, steps: list[Step]) -> Schedule:
     first reader.
     """
     nodes = tasks.problem.nodes
+    # Inputs and their views cost nothing and depend on nothing else: first, they satisfy everybody.
     order = list(tasks.at_start)
     buckets: list[tuple[int, ...]] = []
     pending: dict[int, None] = {}
 
     def wait(launches: tuple[int, ...]) -> None:
         behind = sorted(i for t in launches for i in tasks.behind[t])
+        # ``check_schedule`` wants the waits of a bucket next to each other; views of their results,
+        # which stand among them here, go behind. The sort is stable and keeps both in their order.
         if len(launches) > 1:  # a bucket's waits are neighbours
             behind.sort(key=lambda i: nodes[i].launch is None)
         order.extend(behind)
@@ -385,6 +418,8 @@ def expand(tasks: Tasks, steps: list[Step]) -> Schedule:
             wait(step.tasks)
             continue
         for t in step.tasks:
+            # A launch that no step waits for has no wait of its own in the draft: its wait is free
+            # until somebody reads the result, so it goes as late as it can.
             for p in tasks.preds[t]:
                 if p in pending:
                     wait((p,))
@@ -395,6 +430,7 @@ def expand(tasks: Tasks, steps: list[Step]) -> Schedule:
         if len(launches) > 1:
             buckets.append(launches)
         pending.update((t, None) for t in step.tasks if tasks.launch[t] >= 0)
+    # An order holds every node, also the wait of a result that nobody reads.
     for t in list(pending):
         wait((t,))
     return Schedule(tuple(order), tuple(buckets))
@@ -456,9 +492,13 @@ class History:
 
     def compute(self, us: float, group: str = "") -> None:
         """Run ``us`` of compute, which may hold a group's channel."""
+        # A collective that blocks needs its channel and the compute stream at once, so both clocks
+        # meet at its end.
         if group:
             c, free = self._channels.number[group], self._channels.free
             self.now = free[c] = max(self.now, free[c]) + us
+        # The test without a slowdown stands first: this line runs for every task of every
+        # candidate.
         elif us:
             self.now += us if self._stretch <= 1.0 else self.takes(us)
 
@@ -474,6 +514,8 @@ class History:
     def stand_still(self, at: float, t: int) -> None:
         """Let time pass until task t can run, or a wait; a task may owe it to a launch."""
         if at > self.now and t < self._tasks.count:
+            # The compute stream stood still for the last predecessor to end. ``Search._urged``
+            # moves such launches ahead in the next round.
             late = max(self._tasks.preds[t], key=self.finish.__getitem__)
             self.stalls[late] = self.stalls.get(late, 0.0) + at - self.now
         self.now = max(self.now, at)
@@ -513,13 +555,17 @@ class Arrivals:
         missing, ready_at = self._missing, self._ready_at
         for s in self._tasks.succs[t]:
             missing[s] -= 1
+            # Not ``max``: a call a time is measurable here.
             if at > ready_at[s]:
                 ready_at[s] = at
+            # The last predecessor to complete is not always the last to end: a launch completes now
+            # but ends later, so the latest end of all of them counts.
             if not missing[s]:
                 heappush(self._coming, (ready_at[s], s))
 
     def arrived(self, done: list[bool]) -> Iterator[int]:
         """Tasks that wait for nothing and are not done, where none is still to come."""
+        # Linear in tasks, and only for ``_force``, which is rare.
         return (t for t, missing in enumerate(self._missing) if not missing and not done[t])
 
     def due(self, now: float) -> list[int]:
@@ -571,6 +617,9 @@ class _ListScheduler:
         self.waits: list[_Wait] = []
         self.left_us = sum(tasks.us)  # of compute
         self.tail = limits.tail or [0.0] * tasks.count
+        # Every end of a task plus the least work that must follow it bounds this schedule. So does
+        # the clock plus all compute that is left: one of them passes ``worth_us`` long before the
+        # end of a bad candidate, which is then given up.
         self.least_us = 0.0  # the schedule cannot end sooner
 
     def run(self) -> Draft:
@@ -583,9 +632,14 @@ class _ListScheduler:
                 return Draft([], {}, [], math.inf, self.memory.peak)
             self._update()
             chosen = self._pick()
+            # Launches go before the chosen compute: they take no compute time, and the channel then
+            # works under it. Without compute to run, look again, because a launch may have made
+            # some ready.
             if self._fill_channels(chosen) and chosen < 0:
                 continue
             if chosen >= 0:
+                # Above the limit already, compute would only add to it. Launches whose inputs die
+                # free memory and cost nothing on this stream.
                 if self.memory.live > self.room_for:
                     self._relieve_memory()
                 self._compute(chosen)
@@ -594,6 +648,8 @@ class _ListScheduler:
             elif self.arrivals:
                 history.stand_still(*self.arrivals.next)
             elif (at := self.channels.next_free(history.now)) is not None:
+                # No task is to arrive, yet launches queue behind a busy channel: by its end they
+                # have gathered, and may share a bucket.
                 history.now = at  # what queues there may then go together
             elif self.progress.left:
                 self._force()
@@ -604,6 +660,8 @@ class _ListScheduler:
         """Take in what the clock and progress have made available."""
         progress = self.progress
         progress.advance()
+        # Keep free what the program's own order will need from the frontier on. Otherwise a launch
+        # ahead of time takes the last bytes and no order fits any more.
         self.room_for = self.limits.cap_bytes - self.limits.rises[progress.frontier]
         for number in self.arrivals.due(self.history.now):
             self._arrive(number)
@@ -618,6 +676,8 @@ class _ListScheduler:
             self.ready.add(number)
             return
         entry, key = (self.latest[number], number), self.merger.key[number]
+        # Only launches that waited for something are collected. Loose ones may be started at any
+        # time, so they never need to be held back for company.
         if tasks.preds[number] and key is not None and key in self.collector.enough:
             self.channels.add(self.collector.add(key, entry, tasks.payload[number]))
         else:
@@ -627,6 +687,9 @@ class _ListScheduler:
         """The task or wait to run next, or -1 to let time pass."""
         tasks, chosen = self.tasks, self.ready.choose(self._fits)
         if self.rules.patience and 0 <= chosen < tasks.count and self.arrivals:
+            # A short task that is more urgent arrives soon: starting a long one now would delay it
+            # by almost all of the long one. Idling is bounded by a share of that one's time, and by
+            # what it could win.
             at, other = self.arrivals.next
             n = tasks.count
             urgency = self.waits[other - n].urgency if other >= n else self.latest[other]
@@ -640,6 +703,8 @@ class _ListScheduler:
         """Return whether ``t`` may run: what fits, or the program's next task if no launch in
         flight frees memory.
         """
+        # The way out of a deadlock: with no launch in flight that would free memory, waiting cannot
+        # help, and the program's next task is known to fit in the end.
         return self.tasks.transient[t] <= self.room_for - self.memory.live or (
             t == self.progress.frontier and not self.memory.keeping
         )
@@ -652,14 +717,19 @@ class _ListScheduler:
         """
         history, free = self.history, self.channels.free
         if chosen >= self.tasks.count:
+            # The channels only have to be fed until the compute stream is free again; launches that
+            # start later can still be chosen then, with more known.
             horizon = history.now + history.takes(self.waits[chosen - self.tasks.count].unpack_us)
         elif chosen >= 0:
             horizon = history.now + history.takes(self.tasks.us[chosen])
         else:
             horizon = self.arrivals.next[0] if self.arrivals else history.now
+        # The cheap test for the common case, that every channel is busy beyond the horizon.
         soonest = min(free, default=math.inf)
         if soonest >= horizon and soonest > history.now:
             return False
+        # A blocking collective starts when its channel is free: each launch put in front of it
+        # there delays the compute stream by its whole link time.
         blocks = 0 <= chosen < self.tasks.count and self.tasks.blocks[chosen]
         held = self.channels.number[blocks] if blocks else -1
         launched = False
@@ -683,10 +753,14 @@ class _ListScheduler:
         if bound:
             t = bound[0][1]
             if tasks.transient[t] > room and (computes or self.arrivals):
+                # Over the budget a launch may still go if it frees more than it makes. With nothing
+                # else to do it goes anyway, since holding it back would not free memory.
                 takes_bound = self.memory.would_add(t) < 0
         takes_loose = False
         if loose:
             ahead = self.launch_ahead
+            # A channel is first in, first out: the loose launch would start only after the bound
+            # one, so it must be counted urgent by that much earlier.
             if takes_bound:  # it would have to wait until the other has finished
                 waits = max(0.0, self.channels.free[c] - self.history.now)
                 ahead = max(ahead, waits + tasks.link_us[bound[0][1]])
@@ -708,9 +782,13 @@ class _ListScheduler:
         tasks, history = self.tasks, self.history
         loose = not tasks.preds[first]
         begin = max(history.now, self.channels.free[c])
+        # Latest starts are on a clock that this schedule may have fallen behind: by ``late`` all of
+        # them have moved.
         needed = min((self.latest[s] for s in tasks.succs[first]), default=math.inf) + history.late
         added = tasks.alloc[first]
         enough = self.collector.enough.get(key, 0)
+        # Launches of another key are set aside and put back. They must not end the search for
+        # members, since gathers of several groups or dtypes alternate in a queue.
         other: list[Entry] = []
         while queue and len(bucket.members) + len(other) < MOST_MEMBERS:
             entry = heappop(queue)
@@ -723,14 +801,20 @@ class _ListScheduler:
             added += tasks.alloc[t]
             payload = bucket.payload + tasks.payload[t]
             joined = self.merger.joined_us(bucket, t)
+            # Bytes first: a bucket above the size at which links reach their bandwidth gains
+            # nothing, and its first member waits for its last.
             fits = payload <= max(MOST_BYTES, enough)
             if loose and fits:
                 # Memory for results and copies; and the first member must not come too late.
                 room = self.room_for - self.memory.live
                 soon = urgency <= self.progress.at_us + self.launch_ahead or payload <= enough
                 saved = bucket.link_us + tasks.link_us[t] - joined
+                # A longer bucket delays the first member's reader. Accept that only if the channel
+                # as a whole saves at least as much as this member adds to the bucket.
                 in_time = begin + joined <= needed or saved >= joined - bucket.link_us
                 fits = soon and in_time and added + 2 * payload <= room
+            # Queues are in order of urgency: what comes after the first launch that does not fit is
+            # needed later still.
             if not fits or self.merger.gain_us(bucket, t, self.rules.merge) <= 0:
                 other.append(entry)
                 break
@@ -743,6 +827,7 @@ class _ListScheduler:
         tasks, history, members = self.tasks, self.history, bucket.members
         merged = len(members) > 1
         launches = [tasks.launch[t] for t in members]
+        # The peak is at the copy: originals and the packed buffer are alive together.
         if merged:  # copied while all that the members read is there
             history.compute(tasks.problem.pack_us(launches))
             self.memory.hold(bucket.payload, beside=sum(tasks.transient[t] for t in members))
@@ -751,9 +836,13 @@ class _ListScheduler:
             self._done(t)
         end = history.launch(members, bucket.link_us)
         self.least_us = max(self.least_us, end + max(self.tail[t] for t in members))
+        # A wait of such a launch costs nothing and frees nothing, so its place does not matter;
+        # ``expand`` puts it in front of the first reader.
         if not merged and not self.memory.keeps(members[0]):
             self.arrivals.complete(members[0], end)
             return
+        # The urgency of a wait is that of the compute that reads it: tasks of no time only pass it
+        # on.
         readers = [s for t in members for s in tasks.succs[t] if tasks.us[s]]
         urgency = min((self.latest[s] for s in readers), default=math.inf)
         unpack_us = tasks.problem.unpack_us(launches) if merged else 0.0
@@ -769,6 +858,8 @@ class _ListScheduler:
             return
         us = tasks.us[number]
         if us and history.now - self.latest[number] > history.late:
+            # Latest starts have an arbitrary origin: ``late`` brings them onto this schedule's
+            # clock.
             history.late = history.now - self.latest[number]
         history.compute(us, tasks.blocks[number])
         history.finish[number] = now = history.now
@@ -789,6 +880,8 @@ class _ListScheduler:
         self.history.compute(wait.unpack_us)
         self.history.steps.append(Step(tuple(members), waits=True))
         if len(members) > 1:
+            # Only the packed inputs die here. Results stay: members' own values were counted when
+            # they ran.
             self.memory.hold(-wait.bucket.payload)
         for t in members:
             self.memory.waited(t)
@@ -802,11 +895,15 @@ class _ListScheduler:
         for t in self.channels.bound():
             if self.memory.live <= self.room_for:
                 return
+            # Alone and not in a bucket, whose packed copy would take more memory before it frees
+            # any.
             if self.memory.would_add(t) < 0:
                 self._launch(self.merger.alone(t))
 
     def _force(self) -> None:
         """Nothing may run: run what the program would need first, whatever the limits say."""
+        # Going over the limit here keeps the schedule complete. The caller measures the peak and
+        # prefers another candidate; if none fits, the leanest one is used.
         t = min(self.arrivals.arrived(self.progress.done), key=self.tasks.needed_by.__getitem__)
         if self.tasks.launch[t] >= 0:
             self._launch(self.merger.alone(t))

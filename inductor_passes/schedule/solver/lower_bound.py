@@ -49,6 +49,8 @@ def lower_bound(problem: Problem) -> Bound:
     nodes = problem.nodes
     alone = durations_alone(problem)
     head, tail = heads_and_tails(problem, alone)
+    # On a path the time alone is right: in a bucket a launch starts no earlier and ends with the
+    # whole bucket, which takes at least as long as its own payload does.
     path = max((h + a + t for h, a, t in zip(head, alone, tail, strict=True)), default=0.0)
     jobs: dict[str, list[Job]] = {}
     slopes: dict[tuple[str, str], float] = {}
@@ -56,6 +58,8 @@ def lower_bound(problem: Problem) -> Bound:
         if node.kind == "compute" and node.us > 0:
             jobs.setdefault("compute", []).append((head[i], node.us, tail[i]))
         elif node.kind == "launch":
+            # The least slope of the link's table, not the time of this launch alone: in a large
+            # bucket its latency is shared, and the bound must hold for every choice of buckets.
             key = (node.group, node.op)
             if key not in slopes:
                 slopes[key] = least_us_per_mib(problem.link_table(*key))
@@ -92,6 +96,8 @@ def heads_and_tails(problem: Problem, duration: list[float]) -> tuple[list[float
 def least_us_per_mib(points: LinkTable) -> float:
     """The best rate that a link ever reaches, per MiB of payload, in any bucket."""
     steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(points)]
+    # Beyond its last point a table goes on with the last slope, so the rays to its points alone
+    # would not do. Nor would slopes alone, where one is steeper than the ray to its first point.
     return min(steps + [us / mib for mib, us in points])
 
 
@@ -103,19 +109,26 @@ def least_link_us(problem: Problem, launch: int) -> float:
 
 def one_machine_bound(jobs: list[Job]) -> float:
     """Least makespan of jobs on one machine that may interrupt them."""
+    # Jackson's preemptive schedule: at each arrival the job with the longest tail goes on. It is
+    # optimal with preemption, hence a bound without.
     arriving = sorted(jobs)
+    # Most calls from ``_heads`` have two jobs: two products that feed one collective. In closed
+    # form they cost a third of the loop.
     if len(arriving) == 2:
         return _bound_of_two(*arriving)
     waiting: list[list[float]] = []  # [-tail, what is left of the body]
     now = best = 0.0
     k = 0
     while k < len(arriving) or waiting:
+        # The machine is idle until the next arrival: no work is available, in any schedule.
         if not waiting:
             now = max(now, arriving[k][0])
         while k < len(arriving) and arriving[k][0] <= now:
             heapq.heappush(waiting, [-arriving[k][2], arriving[k][1]])
             k += 1
         negative_tail, left = waiting[0]
+        # Interrupted: the arrival may have a longer tail. What is left of the body goes back under
+        # its own tail.
         if k < len(arriving) and now + left > arriving[k][0]:
             waiting[0][1] = left - (arriving[k][0] - now)
             now = arriving[k][0]
@@ -164,17 +177,21 @@ def own_bound(tasks: Tasks, nearest: int = NEAREST) -> Certificate:
         own = tasks.us[t] - early[t]
         body.append(least_link_us(tasks.problem, launch) if launch >= 0 else own)
         duration.append(tasks.link_us[t] if launch >= 0 else own)
+    # Heads and tails come from the same procedure on the graph and on its reverse, so that each can
+    # be checked by the same rule.
     head = _heads(tasks, tasks.preds, duration, body, nearest, 1)
     tail = _heads(tasks, tasks.succs, duration, body, nearest, -1)
     jobs: dict[str, list[Job]] = {}
     for t, us in enumerate(body):
         name = f"group {tasks.group[t]}" if tasks.launch[t] >= 0 else "compute"
         jobs.setdefault(name, []).append((head[t], us, tail[t]))
+        # Head 0, because it waits for nothing; but the rest of its own task must come after it.
         jobs.setdefault("compute", []).append((0.0, early[t], duration[t] + tail[t]))
     bounds = {name: one_machine_bound(listed) for name, listed in jobs.items()}
     bounds["path"] = max(
         (h + d + q for h, d, q in zip(head, duration, tail, strict=True)), default=0.0
     )
+    # Sorted first, so that equal bounds name the same resource on every rank.
     resource = max(sorted(bounds), key=bounds.__getitem__)
     return Certificate(bounds[resource], resource, tuple(head), tuple(tail))
 

@@ -35,17 +35,22 @@ def latest_starts(tasks: Tasks, finish: Sequence[float], link_us: Sequence[float
     progress will do. One machine for compute and one per group, on which a launch takes
     ``link_us``; no buckets, no memory. n log n.
     """
+    # A launch task may hold some cheap compute of its own, which counts with its link time here:
+    # one machine a task keeps the backward run simple, and the error is a few microseconds.
     duration = [us + link for us, link in zip(tasks.us, link_us, strict=True)]
     names = {name: m for m, name in enumerate(dict.fromkeys(tasks.group))}
     machine = [names[name] for name in tasks.group]
     waiting: list[list[tuple[float, int]]] = [[] for _ in names]
     busy = [False] * len(names)
+    # The graph is read backwards: what has no successors may run first, and the predecessors
+    # follow.
     missing = [len(after) for after in tasks.succs]
     end = [0.0] * tasks.count
     running: list[tuple[float, int]] = []
     now = 0.0
 
     def finished(t: int) -> None:
+        # A stack and not recursion: chains of tasks that take no time may be thousands long.
         stack = [t]
         while stack:
             done = stack.pop()
@@ -57,6 +62,8 @@ def latest_starts(tasks: Tasks, finish: Sequence[float], link_us: Sequence[float
 
     def available(t: int, stack: list[int]) -> None:
         if duration[t]:
+            # The task that ends last in the measure goes first backwards. Ties go by number, never
+            # by hash order, because all ranks must find one order.
             heappush(waiting[machine[t]], (-finish[t], t))
         else:
             stack.append(t)
@@ -74,6 +81,8 @@ def latest_starts(tasks: Tasks, finish: Sequence[float], link_us: Sequence[float
                 busy[m] = True
                 heappush(running, (now + duration[t], t))
         if not running:
+            # Times were counted from the end: turned around, they are latest starts from the begin
+            # of a schedule of length ``now``.
             return [now - at for at in end]
         now = running[0][0]
         while running and running[0][0] <= now:
@@ -85,9 +94,12 @@ def latest_starts(tasks: Tasks, finish: Sequence[float], link_us: Sequence[float
 IMPROVED, ROUNDS = 1, 2  # how many of the best drafts are improved in each way, and how often each
 BACKWARDS, URGED = "backwards", "urged"
 BETTER = BACKWARDS, URGED  # in which ways latest starts are improved
+# The few ways to the best candidates of the folded problem carry over; more of them cost the time
+# that folding saves.
 WAYS = 3  # that are followed of a problem that is alike
 SLIMMED = 4  # how many drafts that are too large are tried again
 
+# A relative margin, or a candidate at the bound would be given up for the last bit of a float.
 ROUNDING = 1e-9  # times are summed in another order than they pass
 URGE = 2.0  # by how much of the time lost a launch moves ahead
 
@@ -143,10 +155,14 @@ class Search:
         for rules in PORTFOLIO:
             if self._is_done():
                 return
+            # A rule that holds launches back is the same as another one where no channel is worth
+            # holding back: the candidate would be found twice.
             if not rules.busy or self._enough_by(rules):
                 self.draft_by(rules, self._worth_us())
         self._slim()
         for how in BETTER:
+            # Each way starts from the best candidate so far: the second improves what the first has
+            # found.
             for found in self.best(IMPROVED):
                 if self._is_done():
                     return
@@ -164,10 +180,14 @@ class Search:
             if self._is_done() or not left:
                 break
             left -= 1
+            # The first candidate is only the parent where improvements follow, so it must be
+            # complete: they need its finish times.
             worth_us = math.inf if way.how else self._worth_us()
             found = self.draft_by(way.rules, worth_us)
             for how in way.how:
                 found = self._better(found, how)
+        # The folded problem has fewer layers in memory at once: a way that fits there may not fit
+        # the whole.
         if not any(found.draft.peak_bytes <= self.cap_bytes for found in self.found):
             self.run()
 
@@ -182,6 +202,7 @@ class Search:
     def _worth_us(self) -> float:
         """Makespan of the last draft that is kept; what is longer is not even one of the best."""
         best = [found.draft for found in self.best(self._kept)]
+        # A candidate over the budget is no measure of time: a slower one that fits is worth more.
         if len(best) < self._kept or best[-1].peak_bytes > self.cap_bytes:
             return math.inf
         return best[-1].makespan_us * (1 + ROUNDING)
@@ -197,6 +218,8 @@ class Search:
         for _, found in sorted(short.items())[:SLIMMED]:
             limit = self.cap_bytes
             for _ in range(ROUNDS):
+                # The scheduler may exceed its limit where nothing else can run. Asking for less by
+                # the excess most often brings the peak under the budget.
                 limit -= max(0, found.draft.peak_bytes - self.cap_bytes)
                 found = self._draft(found.rules, found.latest, found.how, limit)
                 if found.draft.peak_bytes <= self.cap_bytes:
@@ -206,6 +229,8 @@ class Search:
         """The latest starts of a draft, with the launches that held it up moved ahead."""
         latest = list(found.latest)
         for t, us in found.draft.stalls.items():
+            # Moved by more than was lost: the launch has to pass others in its queue, whose latest
+            # starts lie close together.
             latest[t] -= URGE * us
         return latest
 
@@ -213,6 +238,7 @@ class Search:
         """Return the shortest candidates in the memory budget; after them, the leanest others."""
 
         def rank(found: Found) -> tuple[int, float]:
+            # Within the budget less memory is worth nothing; above it memory comes before time.
             over = max(0, found.draft.peak_bytes - self.cap_bytes)
             return over, found.draft.makespan_us
 
@@ -234,6 +260,8 @@ class Search:
         cap_bytes: int | None = None,
         worth_us: float = math.inf,
     ) -> Found:
+        # One portfolio serves both: without merging, a few of its rules find the same candidate
+        # twice.
         rules = rules if self._merges else replace(rules, merge=0.0)
         horizon = rules.rise_ahead * self._scale_us
         if horizon not in self._rises:
@@ -243,6 +271,7 @@ class Search:
         limits = Limits(cap_bytes, rises, self._scale_us, enough, worth_us, self._least.tail)
         draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
         found = Found(draft, latest, rules, how)
+        # One that was given up has neither steps nor finish times.
         if draft.makespan_us < math.inf:
             self.found.append(found)
         return found
@@ -298,6 +327,8 @@ def rehearse(
     """
     tasks = Tasks(few)
     least = own_bound(tasks)
+    # The budget of the few layers: their own peak and the same extra bytes, so that a rule has as
+    # much to play with as on the whole.
     peak = RiseAhead(tasks).peak
     search = Search(
         tasks,
@@ -311,6 +342,8 @@ def rehearse(
     ways: dict[object, Found] = {}
     for found in search.best(len(search.found)):
         ways.setdefault((found.rules, found.how), found)
+    # What a candidate takes above the peak may grow with each layer, as gathers ahead of time do.
+    # One that fits even then goes first, because at least one way has to fit the whole.
     lean = (f for f in ways.values() if (f.draft.peak_bytes - peak) * shrunk <= extra_bytes)
     first = list(itertools.islice(lean, 1))
     return first + [found for found in ways.values() if found not in first]

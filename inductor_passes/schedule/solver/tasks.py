@@ -32,8 +32,12 @@ def group_nodes(problem: Problem) -> list[int]:
     for g in sorted(before):
         if not before[g] and len(after[g]) == 1 and is_compute[g] and us[g] <= grain:
             (reader,) = after[g]
+            # A collective that blocks stays a task of its own: what joined it would be held up with
+            # it, and it has one channel to hold.
             if problem.nodes[reader].blocks:
                 continue
+            # A reader may be joined to its own reader later in this loop: ``_follow`` resolves the
+            # chain.
             into[g] = reader
             us[reader] += us[g] if is_compute[reader] else 0.0
             del before[reader][g]
@@ -44,6 +48,8 @@ def group_nodes(problem: Problem) -> list[int]:
     for g in sorted(before):
         if len(before[g]) != 1 or not is_compute[g]:
             continue
+        # Its only way in, and the only way out of the one above: contracting such an edge can close
+        # no cycle.
         (above,) = before[g]
         first = _follow(into, above)
         if len(after[above]) == 1 and is_compute[above] and us[first] + us[g] <= grain:
@@ -155,11 +161,14 @@ class Tasks:
         # each task.
         self.floating: list[bool] = []
         for t, before in enumerate(self.preds):
+            # Program order is topological, so that all predecessors have their answer.
             self.floating.append(self.launch[t] < 0 and all(self.floating[p] for p in before))
         self.needed_by = list(range(self.count))
         for t in range(self.count - 1, -1, -1):
             if self.launch[t] >= 0:
                 readers = (self.needed_by[s] for s in self.succs[t])
+                # A launch is needed when its first reader is; readers stand behind it and are known
+                # already.
                 self.needed_by[t] = min(readers, default=self.count)
 
     def nodes_of(self, t: int) -> list[int]:
@@ -186,8 +195,12 @@ class Tasks:
         owner = [0] * len(nodes)
         holders: dict[int, dict[int, None]] = {}
         for i, node in enumerate(nodes):
+            # One pass resolves chains of views, since an alias stands before what shares its
+            # memory.
             owner[i] = i if node.alias is None else owner[node.alias]
             if owner[i] == i and node.bytes and node.kind not in ("input", "output"):
+                # Dicts as ordered sets: the order of tasks decides nothing here, but it must be the
+                # same on all ranks.
                 holders[i] = {task_of[i]: None}
             for d in node.deps:
                 if owner[d] in holders:
@@ -214,6 +227,8 @@ class Tasks:
             self.alloc[task_of[i]] += nodes[i].bytes
         dying: list[set[int]] = [set() for _ in range(self.count)]
         for i, tasks in holders.items():
+            # Held by at most two tasks, it dies inside the second wherever that runs. With three or
+            # more the last to run is not known yet; ``LiveMemory`` counts those down.
             if len(tasks) <= 2:
                 dying[next(reversed(tasks))].add(i)
         self.transient = [

@@ -62,8 +62,11 @@ def rule_of(target: object) -> Rule:
 
 def _may_be_cut(target: object) -> None:
     if isinstance(target, torch._ops.OpOverload):
+        # Chunks draw other numbers than the whole does, and upstream's numerics would no longer be
+        # reproduced.
         if torch.Tag.nondeterministic_seeded in target.tags and target not in RULES:
             raise EndsError("it draws random numbers")
+        # A later chunk would see what an earlier one has written.
         if target._schema.is_mutable:
             raise EndsError("it writes memory")
 

@@ -28,6 +28,7 @@ def attention(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InP
     """Attend in a part of the batch, or for a part of the queries. A mask that all sequences
     share is read whole.
     """
+    # Chunks would draw other numbers than the whole.
     if argument(node, "dropout_p"):
         raise EndsError("it draws random numbers")
     found = set(places.values())
@@ -71,6 +72,8 @@ def _seen(causal: bool, i: int, parts: int) -> Iterator[tuple[int, int, bool]]:
     if not causal:
         yield 0, parts, False
         return
+    # Causal inside the own chunk; all keys before it are seen by all its queries. Keys after it are
+    # not computed at all.
     yield i, i + 1, True
     if i:
         yield 0, i, False
@@ -91,6 +94,8 @@ def _attended(made: Maker) -> list[tuple[fx.Node, ...]]:
             several.append(_picked(made, pair))
         (out, exponents), *more = several
         for other, its in more:
+            # Two softmaxes over disjoint keys join by the weight of their sums of exponentials, as
+            # in ring attention (Liu et al., 2023).
             both = _logaddexp(made, exponents, its)
             out, other = (
                 made.emit(aten.mul.Tensor, (made.emit(CAST, (each, wide)), weight))
@@ -109,6 +114,7 @@ def _logaddexp(made: Maker, one: fx.Node, other: fx.Node) -> fx.Node:
     """The logarithm of both exponentials together, of operators that need no decomposition: it
     is too late for one.
     """
+    # The larger exponent is taken out first, so that neither exponential overflows.
     most = made.emit(aten.maximum.default, (one, other))
     one, other = (
         made.emit(aten.exp.default, (made.emit(aten.sub.Tensor, (each, most)),))

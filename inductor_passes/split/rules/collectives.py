@@ -16,6 +16,8 @@ Places = Mapping[fx.Node, Place]
 
 def _once(launch: fx.Node) -> None:
     """Raise EndsError for a launch that stands for several of the program's."""
+    # Ranks agree on launches by the program's numbers. A chunk of a merged launch would belong to
+    # several of them at once.
     if len(launch.meta.get(MEMBERS, ())) > 1:
         raise EndsError("it was merged of several launches")
 
@@ -57,6 +59,7 @@ def _gathered(cut: Cut, ranks: int) -> Cut:
 
 
 def _scattered(cut: Cut, ranks: int) -> Cut:
+    # A rank gets one block of rows: each chunk must have a part of every rank's block.
     if cut.dim == 0 and (ranks < 1 or cut.outer % ranks):
         raise EndsError("a part does not hold the shares of all ranks")
     return Cut(cut.dim, cut.outer // (1 if cut.dim else ranks))
@@ -87,6 +90,7 @@ def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
     if cut.dim:
         return InParts(cut, {source: cut})
     even = [sizes(source)[0] // max(ranks, 1)] * ranks
+    # Uneven shares follow from routed counts, for which ``routing.py`` has a rule of its own.
     if not ranks or given != even or taken != even or cut.outer % ranks:
         raise EndsError("its shares are not equal ones with a piece of every part")
     share = [even[0] // parts] * ranks

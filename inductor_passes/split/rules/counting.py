@@ -62,8 +62,10 @@ def keys_of(node: fx.Node) -> fx.Node:
     while node.target in _SAME or _takes_all(node):
         source = node.args[0]
         made, given = tensor(node), tensor(source)
-        exact = made is not None and given is not None and made.dtype in _EXACT
-        if not exact or (given.dtype not in _WHOLE and given.dtype != made.dtype):  # type: ignore[union-attr]
+        # A cast that rounds could make two keys equal: behind it they are other keys.
+        if made is None or given is None or made.dtype not in _EXACT:
+            break
+        if given.dtype not in _WHOLE and given.dtype != made.dtype:
             break
         assert isinstance(source, fx.Node)
         node = source
@@ -154,6 +156,7 @@ def added_ones(node: fx.Node, places: Places, parts: int) -> InParts:
     else:
         keys, ones, adds = argument(node, "index"), node.args[3], True
         adds = argument(node, "alpha") in (None, 1)
+    # Anything but ones added to zeros is a weighted sum, of which no exchange may take its sizes.
     if not adds or len(extents(into)) != 1 or filled_with(into) != 0 or filled_with(ones) != 1:
         raise EndsError("it counts no keys")
     assert isinstance(keys, fx.Node) and isinstance(ones, fx.Node)
@@ -169,6 +172,8 @@ def added_ones(node: fx.Node, places: Places, parts: int) -> InParts:
 def histogram(node: fx.Node, places: Places, parts: int) -> InParts:
     """Count numbers from 0 on, each in a bin of its own."""
     keys, bins = source_of(node), argument(node, "bins")
+    # ``histc`` spreads its bins over [min, max]: one bin for each whole number only from 0 to the
+    # number of bins.
     if argument(node, "min") != 0 or argument(node, "max") != bins:
         raise EndsError("its bins are not one for each key")
     return _counted(node, places, parts, keys, bins)
@@ -187,6 +192,8 @@ COUNTING: dict[object, Rule] = {
 def _addends(node: fx.Node, places: Places) -> dict[fx.Node, Addends]:
     """Return the addends that it reads, which have to be all values that it reads."""
     found = {n: p for n in node.all_input_nodes if isinstance(p := places.get(n), Addends)}
+    # A count of a chunk and a value of the whole in one operator: neither its sum nor its join
+    # would be right.
     if len(found) < len(node.all_input_nodes):
         raise EndsError("it reads the sum over all parts beside other values")
     return found
@@ -223,6 +230,8 @@ def summed(node: fx.Node, places: Places, parts: int) -> InParts:
         groups = counts.groups
         for dim in dims:
             groups //= shape[dim]
+        # Summed over trailing dimensions, neighbouring runs become one run: still counts of runs,
+        # of fewer of them. Over the first one, runs of all ranks with one number are added.
         trailing = dims == list(range(len(shape) - len(dims), len(shape)))
         if counts.at is not None or counts.every:
             counts = None
@@ -341,7 +350,9 @@ def condition(node: fx.Node, places: Places, parts: int) -> InParts:
     checks = all(user.target is aten._assert_scalar.default for user in node.users)
     if checks and isinstance(other, fx.Node) and isinstance(place, Addends):
         return _both(node, place, places)
-    if not checks or not isinstance(place, Addends) or not isinstance(other, int):
+    if not checks or not isinstance(size, fx.Node) or not isinstance(place, Addends):
+        raise EndsError("it compares the sum over all parts")
+    if not isinstance(other, int):
         raise EndsError("it compares the sum over all parts")
     if place.counts is None and place.total is None:
         raise EndsError("it compares the sum over all parts")
@@ -352,7 +363,7 @@ def condition(node: fx.Node, places: Places, parts: int) -> InParts:
         args = (size, other // parts)
     elif (node.target is operator.ge and other > 0) or (node.target is operator.gt and other >= 0):
         raise EndsError("it compares the sum over all parts")
-    return InParts(Condition(), {size: place}, args)  # type: ignore[dict-item]
+    return InParts(Condition(), {size: place}, args)
 
 
 def _both(node: fx.Node, place: Addends, places: Places) -> InParts:

@@ -58,6 +58,7 @@ def elementwise(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> I
         for source, place in places.items()
         if isinstance(place, Cut)
     }
+    # Split twice, by rows and by columns, it would be parts x parts chunks.
     if len(cuts) != 1:
         raise EndsError("its inputs lie in unlike parts")
     (cut,) = cuts
@@ -65,6 +66,7 @@ def elementwise(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> I
     for source in filter(is_tensor, node.all_input_nodes):
         shape = shape_of(source)
         own = cut.moved(len(shape) - rank)
+        # A broadcast operand has nothing to cut: each chunk reads all of it.
         if own.dim >= 0 and not is_broadcast(shape[own.dim]):
             reads[source] = own
     return InParts(cut, reads)
@@ -87,6 +89,7 @@ def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InPar
     rank = len(shape_of(node))
     rows, columns = rank - 2, rank - 1
     left, right = places.get(a), places.get(b)
+    # Cut along K: each chunk is a product of full size, and the result their sum.
     if (isinstance(left, Cut) and left.dim == columns) or (
         isinstance(right, Cut) and right.dim == rows
     ):
@@ -106,6 +109,7 @@ def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InPar
     if isinstance(bias, fx.Node) and is_tensor(bias):
         own = cut.moved(len(shape_of(bias)) - rank)
         in_parts = own.dim >= 0 and not is_broadcast(shape_of(bias)[own.dim])
+        # A node is read in one way by a step: as operand and as bias it would need two.
         if bias in (a, b) and reads.get(bias) != (own if in_parts else None):
             raise EndsError(AS_BIAS)
         if in_parts:
@@ -121,8 +125,11 @@ def _summed(node: fx.Node, a: fx.Node, b: fx.Node, places: Mapping[fx.Node, Plac
         for source, dim in ((a, rank - 1), (b, rank - 2))
         if isinstance(place := places.get(source), Cut) and place.dim == dim
     ]
+    # ``addmm`` scales what it adds to: chained over chunks, that is the sum so far.
     if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
         raise EndsError("its sum is scaled")
+    # ``x @ x`` is cut along its rows as one operand and its columns as the other: no single place
+    # says both.
     if a is b or len(set(found)) > 1:
         raise EndsError("its operands lie in unlike parts")
     if len(node.args) > 2 and node.args[0] in (a, b):
@@ -155,6 +162,7 @@ def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
         if node.target not in PLUS:
             raise EndsError(f"it reduces over the parts and is no sum ({cut})")
         mean = node.target in _MEANS
+        # The mean of chunk means is the mean only if chunks are equal.
         if mean and not has_equal(cut, shape_of(source), parts):
             raise EndsError("a mean of unequal parts is none of theirs")
         return InParts(SUM, {source: cut}, plus=PLUS[node.target], mean=mean)

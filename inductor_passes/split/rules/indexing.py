@@ -44,6 +44,7 @@ def embedding(node: fx.Node, places: Places, parts: int) -> InParts:
     table, index = node.args[:2]
     assert isinstance(table, fx.Node) and isinstance(index, fx.Node)
     cut = places.get(index)
+    # Half a table cannot answer look-ups that may point anywhere in it.
     if table in places or not isinstance(cut, Cut):
         raise EndsError("its table lies in parts")
     return InParts(cut, {index: cut})
@@ -56,6 +57,7 @@ def embedding_backward(node: fx.Node, places: Places, parts: int) -> InParts:
     cut = places.get(grad, places.get(index))
     if not isinstance(cut, Cut) or cut.dim >= len(shape_of(index)):
         raise EndsError("its columns lie in parts")
+    # The frequency is that of the whole batch: a chunk's gradient would be scaled by its own.
     if argument(node, "scale_grad_by_freq"):
         raise EndsError("it counts how often a row is looked up")
     return InParts(SUM, {grad: cut, index: cut})
@@ -70,6 +72,8 @@ def gather(node: fx.Node, places: Places, parts: int) -> InParts:
     (cut,) = cuts
     assert isinstance(cut, Cut)
     keeps_apart(cut, dims_of(node, len(sizes(node))))
+    # ``gather`` may read fewer rows than its input has; row i of a chunk would then be another row
+    # of the whole.
     if len({sizes(source)[cut.dim] for source in read}) > 1:
         raise EndsError("it picks fewer than there are, along the dimension of the parts")
     return InParts(cut, dict.fromkeys(read, cut))
@@ -116,6 +120,7 @@ def index_put(node: fx.Node, places: Places, parts: int) -> InParts:
     own = cut.moved(-short)
     reads = {values: own} if own.dim >= 0 and sizes(values)[own.dim] > 1 else {}
     if at <= cut.dim < at + len(sizes(by)):
+        # Without adding, the last write wins. In which chunk that is depends on the indices.
         if not argument(node, "accumulate"):
             raise EndsError("a later part may put where an earlier one did")
         return InParts(SUM, {by: cut.moved(-at), **reads})

@@ -67,6 +67,8 @@ def agreed(several: Iterable[Rows]) -> Rows:
     """Return the rows that values share. Raises EndsError if their orders or counts differ."""
     found = list(dict.fromkeys(several))
     ordered = [rows for rows in found if not isinstance(rows, Alike)]
+    # Rows of a chunk are in its own order: added elementwise to rows of another order, each would
+    # meet a stranger.
     if len(ordered) > 1 or len({count_of(rows) for rows in found}) > 1:
         raise EndsError(UNLIKE)
     return ordered[0] if ordered else found[0]
@@ -77,6 +79,8 @@ def sliced(node: fx.Node, dim: int, rows: Rows) -> Cut:
     equal.
     """
     base = count_of(rows) if filled_with(node) is not None else rows
+    # A whole value can be cut beside rows only in the order of the whole, or where all its elements
+    # are equal.
     if not isinstance(base, Base) or extents(node)[dim] != base.size:
         raise EndsError("it reads a whole value row by row, in an order that parts do not share")
     return Cut(dim, base.outer)
@@ -94,7 +98,7 @@ def elementwise_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("its inputs lie in unlike parts")
     (dim,) = dims
     rows = agreed(place.rows for place in found.values())
-    reads: dict[fx.Node, Any] = dict(places)
+    reads: dict[fx.Node, Place] = dict(places)
     for source in node.all_input_nodes:
         if source in reads or not isinstance(source.meta.get("val"), torch.Tensor):
             continue
@@ -123,6 +127,7 @@ def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
     by = node.args[1] if len(node.args) > 1 else None
     rows = place.points
     if isinstance(rows, Base) and isinstance(by, int) and by > 0:
+        # With k rows a token, index // k names the token only if a chunk holds whole tokens.
         if rows.size // (rows.outer * parts) % by == 0:
             floors = node.target is aten.floor_divide.default or (
                 argument(node, "rounding_mode") == "floor"
@@ -151,14 +156,14 @@ def reshape_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         args = (source, smaller(after, made.dim, parts))
         by = next((p.keys for p in places.values() if isinstance(p, (Routed, Addends))), None)
         lies = Routed(made.dim, Base(after[made.dim], made.outer), by=by)
-        return InParts(settled(node, lies), {source: given}, args)  # type: ignore[dict-item]
+        return InParts(settled(node, lies), {source: given}, args)
     for dim, size in enumerate(after):
         others = (*after[:dim], *after[dim + 1 :])
         if size != before[place.dim] or not all(isinstance(x, int) for x in others):
             continue
         if math.prod(after[:dim]) == math.prod(before[: place.dim]):
             args = (source, [-1 if i == dim else x for i, x in enumerate(after)])
-            return InParts(place.at(dim), {source: given}, args)  # type: ignore[dict-item]
+            return InParts(place.at(dim), {source: given}, args)
     raise EndsError("it takes rows apart that a part has in an order of its own")
 
 
@@ -179,14 +184,14 @@ def expand_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         own = dim + len(extents(source)) - len(after)
         if own >= 0 and extents(source)[own] != 1:
             raise EndsError("its value is whole, its sizes are those of a part")
-        return InParts(place, {size: places[size]})  # type: ignore[dict-item]
+        return InParts(place, {size: places[size]})
     place = lying(source, places[source]).moved(len(after) - len(extents(source)))
     sizes = [-1 if i == place.dim else size for i, size in enumerate(after)]
     if not all(isinstance(size, int) for size in sizes):
         raise EndsError("its sizes are symbols")
     return InParts(
         settled(node, place),
-        {source: places[source]},  # type: ignore[dict-item]
+        {source: places[source]},
         (source, sizes, *node.args[2:]),
     )
 
@@ -195,7 +200,7 @@ def filled(node: fx.Node, places: Places, parts: int) -> InParts:
     """Make as many rows as a chunk has, all of them equal."""
     sizes = argument(node, "size")
     _, place, size = _sized(node, sizes, places)
-    return InParts(place, {size: places[size]})  # type: ignore[dict-item]
+    return InParts(place, {size: places[size]})
 
 
 def filled_anew(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -204,9 +209,9 @@ def filled_anew(node: fx.Node, places: Places, parts: int) -> InParts:
     if source not in places:
         return filled(node, places, parts)
     if all(isinstance(size, int) for size in extents(node)):
-        return InParts(SUM, {source: places[source]}, once=True)  # type: ignore[dict-item]
+        return InParts(SUM, {source: places[source]}, once=True)
     _, place, size = _sized(node, argument(node, "size"), places)
-    return InParts(place, {source: places[source], size: places[size]})  # type: ignore[dict-item]
+    return InParts(place, {source: places[source], size: places[size]})
 
 
 def _sized(node: fx.Node, sizes: object, places: Places) -> tuple[int, Routed, fx.Node]:
@@ -229,7 +234,7 @@ def permute_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     source = source_of(node)
     place = lying(source, places.get(source))
     order = order_of(node, len(extents(source)))
-    return InParts(place.at(order.index(place.dim)), {source: places[source]})  # type: ignore[dict-item]
+    return InParts(place.at(order.index(place.dim)), {source: places[source]})
 
 
 def unsqueeze_rows(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -237,7 +242,7 @@ def unsqueeze_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     source = source_of(node)
     place = lying(source, places.get(source))
     (at,) = dims_of(node, len(extents(source)) + 1)
-    return InParts(place.moved(at <= place.dim), {source: places[source]})  # type: ignore[dict-item]
+    return InParts(place.moved(at <= place.dim), {source: places[source]})
 
 
 def squeeze_rows(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -246,7 +251,7 @@ def squeeze_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     place, shape = lying(source, places.get(source)), extents(source)
     gone = {dim for dim in dims_of(node, len(shape)) if shape[dim] == 1}
     made = place.moved(-sum(dim < place.dim for dim in gone))
-    return InParts(made, {source: places[source]})  # type: ignore[dict-item]
+    return InParts(made, {source: places[source]})
 
 
 def _apart(node: fx.Node, place: Routed, dims: list[int]) -> None:
@@ -264,7 +269,7 @@ def piece_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     if not is_all or not (end is None or (isinstance(end, int) and end >= 2**62)):
         _apart(node, place, [at])
     less = node.target is aten.select.int and at < place.dim
-    return InParts(place.moved(-less), {source: places[source]})  # type: ignore[dict-item]
+    return InParts(place.moved(-less), {source: places[source]})
 
 
 def along_rows(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -276,7 +281,7 @@ def along_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     _apart(node, place, dims_of(node, len(extents(source)), default=-1))
     several = node.meta.get("val")
     made = (place,) * len(several) if isinstance(several, (list, tuple)) else place
-    return InParts(made, {source: places[source]})  # type: ignore[dict-item]
+    return InParts(made, {source: places[source]})
 
 
 def reduce_rows(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -287,13 +292,14 @@ def reduce_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("it computes with places of rows")
     rank = len(extents(source))
     dims = dims_of(node, rank, default=list(range(rank))) or list(range(rank))
-    reads: dict[fx.Node, Any] = {source: places[source]}
+    reads: dict[fx.Node, Place] = {source: places[source]}
     if place.dim not in dims:
         gone = 0 if argument(node, "keepdim") else sum(dim < place.dim for dim in set(dims))
         several, made = node.meta.get("val"), place.moved(-gone)
         return InParts(
             (made,) * len(several) if isinstance(several, (list, tuple)) else made, reads
         )
+    # A chunk may have got no rows at all from the router: the largest of nothing has no value.
     if node.target not in _OF_NONE:
         raise EndsError("it reduces over rows, of which a part may have none, and is no sum")
     return InParts(SUM, reads, plus=PLUS[node.target])
@@ -321,7 +327,7 @@ def cat_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     if len(dims) != 1 or at in dims or any(place.points is not None for place in found):
         raise EndsError("it joins rows of parts behind each other")
     made = Routed(dims.pop(), rows, by=found[0].keys)
-    return InParts(settled(node, made), dict(places))  # type: ignore[arg-type]
+    return InParts(settled(node, made), dict(places))
 
 
 def product_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -342,7 +348,7 @@ def product_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         agreed((left.rows, right.rows))
         if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")) or a is b:
             raise EndsError("its sum is scaled, or of one value with itself")
-        return InParts(SUM, dict(places))  # type: ignore[arg-type]
+        return InParts(SUM, dict(places))
     place = left or right
     if place is None or place.dim != (0 if left is not None else 1):
         raise EndsError("it adds along rows, and reads a whole value beside them")
@@ -351,13 +357,13 @@ def product_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
         own = place.dim + len(shape) - rank
         if own >= 0 and shape[own] != 1:
             raise EndsError("it reads a whole bias row by row")
-    return InParts(settled(node, place), dict(places))  # type: ignore[arg-type]
+    return InParts(settled(node, place), dict(places))
 
 
 def wait_for_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Wait for the launch of a part."""
     source = source_of(node)
-    return InParts(places[source], {source: places[source]})  # type: ignore[dict-item]
+    return InParts(places[source], {source: places[source]})
 
 
 RULES: dict[object, Rule] = {

@@ -55,17 +55,23 @@ def sort(node: fx.Node, places: Places, parts: int) -> InParts:
     place = lying(source, places[source])
     if place.dim not in dims_of(node, len(extents(source)), default=-1):
         return routed.along_rows(node, places, parts)
+    # Sorted along one of several dimensions, each row has an order of its own, and rows no longer
+    # move as one.
     if len(extents(source)) != 1:
         raise EndsError("it sorts rows of several keys")
+    # The second order would depend on the first: nothing here says how the two combine.
     if isinstance(place.rows, Base) and place.points is None and place.by is not None:
         raise EndsError("it sorts rows that were sorted and put back")
     descending = bool(argument(node, "descending"))
-    reads: dict[fx.Node, Any] = {source: places[source]}
+    reads: dict[fx.Node, Place] = {source: places[source]}
     if place.points is not None:
+        # Sorting a permutation inverts it. Indices with gaps or repeats have no inverse.
         if not place.permutes or descending:
             raise EndsError("it sorts places of rows that are not all places")
         same = Routed(0, place.points, place.points, True, place.keys)
         return InParts((same, Routed(0, place.points, place.rows, True, place.keys)), reads)
+    # Equal rows: which one comes first is up to the sort, and a chunk may choose otherwise than the
+    # whole.
     if isinstance(place.rows, Alike):
         raise EndsError("it sorts rows that are all alike")
     rows = Sorted(keys_of(source), place.rows, descending, place.labels)
@@ -113,6 +119,7 @@ def _looked_up(node: fx.Node) -> tuple[fx.Node, int, fx.Node, int]:
     else:
         (at,), by = dims_of(node, len(extents(table))), argument(node, "index")
         rank = 1 if node.target is aten.gather.default else None
+    # What a mask picks depends on data: the number of rows is known only when it runs.
     if not isinstance(by, fx.Node) or by.meta["val"].dtype == torch.bool:
         raise EndsError("it looks up by a mask")
     return table, at, by, len(extents(by)) if rank is None else rank
@@ -129,10 +136,10 @@ def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
         if picks or place.dim == at or place.points is not None:
             raise EndsError("it looks up rows of a part by places of the whole")
         moved = place.moved(rank - 1 if place.dim > at else 0)
-        return InParts(settled(node, moved), {table: places[table]})  # type: ignore[dict-item]
+        return InParts(settled(node, moved), {table: places[table]})
     order = lying(by, places[by])
     made = order if picks else order.moved(at)
-    reads: dict[fx.Node, Any] = {by: places[by]}
+    reads: dict[fx.Node, Place] = {by: places[by]}
     if picks and order.dim != at:
         return _picked(node, table, order, places)
     if order.points is None:
@@ -170,7 +177,7 @@ def _picked(node: fx.Node, table: fx.Node, order: Routed, places: Places) -> InP
         raise EndsError(routed.UNLIKE)
     rows = agreed((place.rows, order.rows))
     made = Routed(order.dim, rows, by=place.keys or order.keys)
-    return InParts(settled(node, made), dict(places))  # type: ignore[arg-type]
+    return InParts(settled(node, made), dict(places))
 
 
 def _put_at(node: fx.Node) -> tuple[int, fx.Node, fx.Node, bool, bool]:
@@ -207,7 +214,7 @@ def put_back(node: fx.Node, places: Places, parts: int) -> InParts:
     order = lying(by, places[by])
     if order.dim != (at if single else 0):
         raise EndsError("it puts along another dimension than that of the rows")
-    reads: dict[fx.Node, Any] = {by: places[by]}
+    reads: dict[fx.Node, Place] = {by: places[by]}
     if values in places:
         place = lying(values, places[values])
         if place.dim != at or place.points is not None:
@@ -239,11 +246,13 @@ def repeat(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("it repeats as often as values say that are not counts of keys")
     if counts.at is not None or extents(repeats) != (counts.groups,):
         raise EndsError("it repeats as often as values say that are not counts of keys")
-    reads: dict[fx.Node, Any] = {repeats: place}
+    reads: dict[fx.Node, Place] = {repeats: place}
     total = places.get(size) if isinstance(size, fx.Node) else None
-    if not isinstance(total, Addends) or total.total != count_of(counts.rows):
+    if not isinstance(size, fx.Node) or not isinstance(total, Addends):
         raise EndsError("its size is not the number of all rows")
-    reads[size] = total  # type: ignore[index]
+    if total.total != count_of(counts.rows):
+        raise EndsError("its size is not the number of all rows")
+    reads[size] = total
     return InParts(Routed(0, counts.rows, by=place.keys, labels=counts), reads)
 
 
@@ -260,6 +269,8 @@ def exchange_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     ranks = group_size(node)
     given, taken = argument(node, "input_split_sizes"), argument(node, "output_split_sizes")
     sent, got = (sizes_in_order(listed, ranks, places) for listed in (given, taken))
+    # Only counts of the keys that rows are sorted by tell which rows go to which rank. Other sizes
+    # might cut a chunk's rows elsewhere than the whole's.
     if sent is None or got is None:
         raise EndsError("its sizes are not counts of the keys by which its rows are sorted")
     here, there = (sent, got) if got.group else (got, sent)
@@ -267,7 +278,7 @@ def exchange_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     if not same or here.group or there.group != group or here.every or there.every:
         raise EndsError("what it sends and what it gets are not counts of the same keys")
     agreed((place.rows, sent.rows))
-    reads: dict[fx.Node, Any] = {source: places[source]}
+    reads: dict[fx.Node, Place] = {source: places[source]}
     reads |= {n: places[n] for n in node.all_input_nodes if n is not source}
     count = count_of(got.rows)
     rows = count.size // parts if isinstance(count, Base) else None
@@ -332,6 +343,7 @@ def step_by_token(
 
 
 def _of_rows(node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]) -> InParts:
+    # Counting first: the same operators, on keys, also add or scatter rows.
     if (counted := _counted(node, places, parts, whole)) is not None:
         return counted
     rule = _ROW_RULES.get(node.target) or routed.rule_of_rows(node.target)

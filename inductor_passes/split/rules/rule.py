@@ -69,6 +69,8 @@ def has_pieces(dim: int, outer: int, shape: Sequence[Size], parts: int) -> bool:
     rows = quotient(shape[dim], outer) if 0 <= dim < len(shape) else None
     if rows is None:
         return False
+    # A rank that follows a plan must accept what the planning rank accepted; its own rows may not
+    # divide evenly.
     if may_be_unequal():
         return size_hint(rows) >= parts
     return isinstance(rows, int) and rows > 0 and rows % parts == 0
@@ -141,7 +143,7 @@ class InParts:
     """
 
     out: Place | Literal["sum"]
-    reads: Mapping[fx.Node, One] = field(default_factory=dict)
+    reads: Mapping[fx.Node, Place] = field(default_factory=dict)
     args: tuple[Any, ...] | Callable[[SizeOf], tuple[Any, ...]] | None = None
     plus: Any = aten.add.Tensor
     mean: bool = False
@@ -189,6 +191,8 @@ def shape_of(node: object) -> Shape:
     found = tensor(node)
     if found is None:
         raise EndsError("it is not one tensor")
+    # The rank that decides needs numbers, or its choice would rest on hints that other ranks do not
+    # have.
     if not may_be_unequal() and not known(found.shape):
         raise EndsError("its sizes are symbols, whose values other ranks may not share")
     return tuple(found.shape)

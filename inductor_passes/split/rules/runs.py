@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from torch import fx
 
@@ -42,13 +41,15 @@ def taken_apart(node: fx.Node, places: Places, parts: int) -> InParts:
         return routed.along_rows(node, places, parts)
     count = len(node.meta["val"])
     counts = sizes_in_order(sizes, count, places)
+    # Sizes of the whole would cut a chunk's rows at wrong places: only counts of the keys they are
+    # sorted by follow the chunk.
     if counts is None or not counts.are_in(place.rows) or place.points is not None:
         raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
     share = counts.groups // count
     runs = (tuple(range(i * share, (i + 1) * share)) for i in range(count))
     found = (Run(replace(counts, at=at), place.rows) for at in runs)
     lies = tuple(Routed(place.dim, run, by=place.keys) for run in found)
-    return InParts(lies, dict(places))  # type: ignore[arg-type]
+    return InParts(lies, dict(places))
 
 
 def runs_between(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -74,7 +75,7 @@ def runs_between(node: fx.Node, places: Places, parts: int) -> InParts:
     if argument(node, "step") not in (None, 1) or not counts.are_in(place.rows):
         raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
     run = Run(replace(counts, at=tuple(range(first, last))), place.rows)
-    return InParts(Routed(at, run, by=place.keys), dict(places))  # type: ignore[arg-type]
+    return InParts(Routed(at, run, by=place.keys), dict(places))
 
 
 def _before(bound: object, places: Places) -> KeyCounts | None:
@@ -97,13 +98,15 @@ def put_together(node: fx.Node, places: Places, parts: int) -> InParts:
     runs = [place.rows for place in found if isinstance(place.rows, Run)]
     of = {replace(run.counts, at=None) for run in runs}
     held = [i for run in runs for i in run.counts.at or ()]
+    # Together again the runs must be all runs, in order: only then the rows are those that were
+    # cut.
     if len(runs) < len(found) or len(of) != 1 or held != list(range(of.pop().groups)):
         raise EndsError("it joins rows of parts behind each other")
     rows = runs[0].of
     if rows is None or any(run.of != rows for run in runs):
         raise EndsError(routed.UNLIKE)
     made = Routed(at, rows, by=found[0].keys)
-    return InParts(settled(node, made), dict(places))  # type: ignore[arg-type]
+    return InParts(settled(node, made), dict(places))
 
 
 def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -121,7 +124,8 @@ def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
     for place in (left, right):
         if place is not None and (place.points is not None or not counts.are_in(place.rows)):
             raise EndsError("its rows are not sorted by the keys that are counted")
-    reads: dict[fx.Node, Any] = dict(places)
+    reads: dict[fx.Node, Place] = dict(places)
+    # Rows times the weights of their run: each chunk has rows of every run, and reads all weights.
     if left is not None and right is None and left.dim == 0:
         return InParts(Routed(0, left.rows, by=left.keys), reads)
     if left is None or right is None or (left.dim, right.dim) != (1, 0):

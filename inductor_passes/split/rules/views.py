@@ -62,6 +62,8 @@ def _rows_kept(cut: Cut, before: Shape, after: Shape) -> Cut:
     rows, row = quotient(before[cut.dim], cut.outer), volume(before[cut.dim + 1 :])
     for dim in range(len(after)):
         outer = None if rows is None else quotient(after[dim], rows)
+        # Unequal chunks have no common flat distance: only a dimension that keeps their rows whole,
+        # with as many elements behind it, can hold them.
         if isinstance(outer, int) and surely_equal(volume(after[dim + 1 :]), row):
             return Cut(dim, outer)
     raise EndsError(f"no dimension of {list(after)} holds the rows of {list(before)} ({cut})")
@@ -80,10 +82,14 @@ def _given(node: fx.Node, shape: Shape, dim: int, size: object) -> list[Any]:
 
 def reshaped(cut: Cut, before: tuple[int, ...], after: tuple[int, ...], parts: int) -> Cut:
     """Return how equal parts lie in a view of what lies in ``cut``."""
+    # Elements between the first of a chunk and the first of the next: a view changes shapes, but
+    # not this number.
     distance = before[cut.dim] // cut.outer // parts * math.prod(before[cut.dim + 1 :])
     below = 1
     for dim in reversed(range(len(after))):
         row = below * after[dim]
+        # This dimension has room for whole blocks of all chunks, and the distance is a multiple of
+        # what lies below it: chunks then start at whole indices of it.
         if after[dim] > 1 and distance % below == 0 and row % (distance * parts) == 0:
             return Cut(dim, row // (distance * parts))
         below = row
@@ -151,6 +157,8 @@ def pad(node: fx.Node, places: Places, parts: int) -> InParts:
     """Pad dimensions in which the parts do not lie."""
     source, cut = cut_of(node, places)
     rank, padding = len(shape_of(source)), argument(node, "pad")
+    # ``pad`` lists pairs from the last dimension on. Padding along the cut would put rows between
+    # two chunks.
     if not isinstance(padding, (list, tuple)) or rank - 1 - cut.dim < len(padding) // 2:
         raise EndsError(f"it pads the dimension of the parts ({cut})")
     return InParts(cut, {source: cut})
@@ -181,6 +189,8 @@ def split(node: fx.Node, places: Places, parts: int) -> InParts:
         return InParts((cut,) * count, {source: cut})
     whole, made = shape_of(source)[at], (Cut(at, cut.outer // count),) * count
     equal = all(surely_equal(each.shape[at] * count, whole) for each in node.meta["val"])
+    # A split along the cut works only where each piece has a part of every chunk, as of a gathered
+    # value that is split by rank.
     if not equal or cut.outer % count:
         raise EndsError(f"its pieces are not those of which each holds all parts ({cut})")
 
@@ -212,6 +222,8 @@ def cat(node: fx.Node, places: Places, parts: int) -> InParts:
     sources = [source for source in joined if isinstance(source, fx.Node)]
     (at,) = dims_of(node, len(shape_of(node)), default=0)
     cuts = {places.get(source) for source in sources} - {None}
+    # An old ``cat`` accepts empty tensors of one dimension among others, whose dimensions cannot be
+    # compared.
     if len(cuts) != 1 or len({len(shape_of(source)) for source in sources}) > 1:
         raise EndsError("what it joins lies in unlike parts")
     (cut,) = cuts
@@ -220,6 +232,7 @@ def cat(node: fx.Node, places: Places, parts: int) -> InParts:
     if at != cut.dim:
         return InParts(cut, reads)
     first = shape_of(sources[0])[at]
+    # [outer, parts, rows] needs one number of rows for all blocks.
     if not all(surely_equal(shape_of(source)[at], first) for source in sources):
         raise EndsError("it joins pieces of unlike sizes along the dimension of the parts")
     return InParts(Cut(at, cut.outer * len(sources)), reads)

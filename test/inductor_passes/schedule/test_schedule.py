@@ -10,11 +10,11 @@ from programs import EVERY_KIND, GATHERS, RANKS, MergeAll, every_kind, gathers, 
 
 import inductor_passes as ip
 from inductor_passes.errors import OptionError
+from inductor_passes.graph_pass import ScheduleOptions
 from inductor_passes.pass_options import split
 from inductor_passes.pipeline import run_pass
 from inductor_passes.records import PassRecord, restored
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
-from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
 
