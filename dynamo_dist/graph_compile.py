@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from dynamo_dist.runtime import calls
+from dynamo_dist.runtime.calls import BELOW_AUTOGRAD, merge_inputs
+from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
+from dynamo_dist.runtime.guards import lighten
 from dynamo_dist.settings import DistConfig, digest
+from dynamo_dist.torch_compat import inductor_code, inductor_cpp
 from dynamo_dist.torch_compat.patching import Made, Patch
+from inductor_passes.graph.printing import add_library
+from inductor_passes.inductor import installed
+from inductor_passes.inductor.session import CompileSession
+from inductor_passes.pass_options import register_switch
+from inductor_passes.torch_compat import meshes
+from inductor_passes.torch_compat.backend import PLACES
 
 if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
@@ -23,7 +34,6 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not options:
         return {}
-    from inductor_passes.inductor import installed
 
     register_switches()
     return installed.checked(options, "enable(inductor=...)")
@@ -53,8 +63,6 @@ def taking(options: Mapping[str, Any]) -> Patch:
 
 class _Taking(Made):
     def __init__(self, options: Mapping[str, Any]) -> None:
-        from inductor_passes.torch_compat.backend import PLACES
-
         self.options, self.of = options, PLACES
 
     def apply(self) -> None:
@@ -67,7 +75,6 @@ class _Taking(Made):
 
 def _take(options: Mapping[str, Any] | None) -> None:
     global _taken  # noqa: PLW0603 - what is taken is one thing of the process
-    from inductor_passes.inductor import installed
 
     register_switches()
     part = None if options is None else installed.Part(options, compile_frame)
@@ -77,19 +84,12 @@ def _take(options: Mapping[str, Any] | None) -> None:
 
 def register_switches() -> None:
     """Let option ``disable`` take what this package does beside the passes."""
-    from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
-    from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
-    from inductor_passes.pass_options import register_switch
-
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)
 
 
 def patches() -> list[Patch]:
     """List changes to torch's compile caches: keys by content, fewer headers."""
-    from dynamo_dist.torch_compat import inductor_code, inductor_cpp
-    from inductor_passes.torch_compat import meshes
-
     return [
         *inductor_code.meshes_by_content(meshes.content),
         *inductor_code.sources_by_name(),
@@ -108,12 +108,6 @@ def compile_frame(
 
     ``region``: the compile's name in torch's logs.
     """
-    from dynamo_dist.runtime import calls
-    from dynamo_dist.runtime.calls import merge_inputs
-    from dynamo_dist.runtime.guards import lighten
-    from inductor_passes.graph.printing import add_library
-    from inductor_passes.inductor.session import CompileSession
-
     add_library(__file__)  # this package's functions are traced in the place of torch's
     calls.check(gm)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
@@ -129,9 +123,6 @@ def compile_frame(
 
 def _traits(own: PassOptions) -> frozenset[str]:
     """What this package makes code with, unless it is switched off."""
-    from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
-    from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
-
     traits = {BELOW_AUTOGRAD} if own.exact else {BELOW_AUTOGRAD, DIRECT_GRADIENTS}
     return frozenset(traits - set(own.disable))
 

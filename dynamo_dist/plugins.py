@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dynamo_dist.sharding import registration
+from dynamo_dist.tracing import hooks
 from inductor_passes.plugins import load_plugins
 
 GROUP = "dynamo_dist.plugins"
@@ -36,9 +38,6 @@ def _use(plugin: Any) -> None:
 
 
 def _save() -> Callable[[], None]:
-    from dynamo_dist.sharding import registration
-    from dynamo_dist.tracing import hooks
-
     tables: list[dict[Any, Any]] = [registration.registered, hooks.hooked]
     before = [dict(table) for table in tables]
 
