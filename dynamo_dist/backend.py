@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_dist import activation, graph_compile
+from dynamo_dist import activation
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
     if name == "dynamo_dist":
         activation.enable()
+        # After enable(), which says so if this torch is not supported.
         from dynamo_dist.torch_compat import dynamo_compiler
 
         dynamo_compiler.forget_backend(name)
@@ -38,6 +39,8 @@ def compile_graph(
     (``inductor_passes.PassOptions``) and any of Inductor's. Raises OptionError, naming the known
     ones, for an option or a pass that neither knows.
     """
+    # Torch's compiler; Dynamo loads this module where it only lists backends.
+    from dynamo_dist import graph_compile
     from inductor_passes.pass_options import split
 
     graph_compile.register_options()

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from dynamo_dist import plugins
+from dynamo_dist.runtime import calls
+from dynamo_dist.runtime.calls import BELOW_AUTOGRAD, merge_inputs
+from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
+from dynamo_dist.runtime.guards import lighten
+from dynamo_dist.torch_compat import inductor_code, inductor_cpp
 from dynamo_dist.torch_compat.patching import Made, Patch
+from inductor_passes.graph.printing import add_library
+from inductor_passes.inductor import installed
+from inductor_passes.inductor.session import CompileSession
+from inductor_passes.pass_options import register_switch
+from inductor_passes.torch_compat import meshes
+from inductor_passes.torch_compat.backend import PLACES
 
 if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
@@ -23,7 +34,6 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not options:
         return {}
-    from inductor_passes.inductor import installed
 
     register_options()
     return installed.checked(options, "enable(inductor=...)")
@@ -53,8 +63,6 @@ def taking(options: Mapping[str, Any]) -> Patch:
 
 class _Taking(Made):
     def __init__(self, options: Mapping[str, Any]) -> None:
-        from inductor_passes.torch_compat.backend import PLACES
-
         self.options, self.of = options, PLACES
 
     def apply(self) -> None:
@@ -67,7 +75,6 @@ class _Taking(Made):
 
 def _take(options: Mapping[str, Any] | None) -> None:
     global _taken  # noqa: PLW0603 - what is taken is one thing of the process
-    from inductor_passes.inductor import installed
 
     register_options()
     part = None if options is None else installed.Part(options, compile_frame)
@@ -77,10 +84,6 @@ def _take(options: Mapping[str, Any] | None) -> None:
 
 def register_options() -> None:
     """Let options take what this package and its plugins do beside the passes."""
-    from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
-    from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
-    from inductor_passes.pass_options import register_switch
-
     plugins.read_plugins()
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)
@@ -88,9 +91,6 @@ def register_options() -> None:
 
 def patches() -> list[Patch]:
     """List changes to torch's compile caches: keys by content, fewer headers."""
-    from dynamo_dist.torch_compat import inductor_code, inductor_cpp
-    from inductor_passes.torch_compat import meshes
-
     return [
         *inductor_code.meshes_by_content(meshes.content),
         *inductor_code.sources_by_name(),
@@ -109,12 +109,6 @@ def compile_frame(
 
     ``region``: the compile's name in torch's logs.
     """
-    from dynamo_dist.runtime import calls
-    from dynamo_dist.runtime.calls import merge_inputs
-    from dynamo_dist.runtime.guards import lighten
-    from inductor_passes.graph.printing import add_library
-    from inductor_passes.inductor.session import CompileSession
-
     add_library(__file__)  # this package's functions are traced in the place of torch's
     calls.check(gm)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
@@ -137,8 +131,5 @@ def _around(
 
 def _traits(own: PassOptions) -> frozenset[str]:
     """What this package makes code with, unless it is switched off."""
-    from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
-    from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
-
     traits = {BELOW_AUTOGRAD} if own.exact else {BELOW_AUTOGRAD, DIRECT_GRADIENTS}
     return frozenset(traits - set(own.disable))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from dynamo_dist import activation
+from dynamo_dist import patch_stack
 from dynamo_dist.settings import SUPPORTED, DistConfig
 from dynamo_dist.torch_compat import dtensor_dispatch, dynamo_compiler
 from dynamo_dist.torch_compat.patching import ConfigDefault, OwnState, SetAttribute, makers_noted
@@ -239,7 +239,7 @@ LOSSES = {
 
 OWN_STATE = "own state"
 
-_GROUPING = (__name__, "dynamo_dist.activation", "dynamo_dist.cli.doctor")
+_GROUPING = (__name__, "dynamo_dist.patch_stack", "dynamo_dist.cli.doctor")
 # Lists of what other modules ask for.
 _TABLES = ("dynamo_dist.sharding.rules.registry", "dynamo_dist.tracing.dtensor_patches")
 _ISSUE = re.compile(r"(?:https://github\.com/)?pytorch/pytorch(?:/issues/|/pull/|#)\d+")
@@ -318,7 +318,7 @@ def listed(config: DistConfig | None = None) -> list[Listed]:
     applied.
     """
     with makers_noted():
-        made = activation.patches(config or DistConfig.from_env())
+        made = patch_stack.patches(config or DistConfig.from_env())
     return [_listed(maker, reason, patches) for (maker, reason), patches in by_kind(made).items()]
 
 

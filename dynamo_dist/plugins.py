@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
+from dynamo_dist.sharding import registration
+from dynamo_dist.tracing import hooks
+from inductor_passes import registry
 from inductor_passes.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -77,10 +80,6 @@ def _use(plugin: Any) -> None:
 
 
 def _save() -> Callable[[], None]:
-    from dynamo_dist.sharding import registration
-    from dynamo_dist.tracing import hooks
-    from inductor_passes import registry
-
     tables: list[dict[Any, Any]] = [registration.registered, hooks.hooked]
     before = [dict(table) for table in tables]
     compilers = list(frame_compilers)

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from dynamo_dist.torch_compat import dynamo_frames
 
 
 @contextlib.contextmanager
@@ -24,8 +27,6 @@ def fake_mesh(
     Collectives of a fake group return at once and move nothing: an all_reduce is the identity.
     Raises RuntimeError if a process group is initialised already.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     if dist.is_initialized():
         raise RuntimeError(
             "fake_mesh() makes its own process group, but one is initialised already."
@@ -44,8 +45,6 @@ def count_graph_breaks(fn: Callable[..., object], *args: Any, **kwargs: Any) -> 
     The graphs are run as traced, by no compiler. 0 means that all of ``fn`` is in one graph, under
     whatever is enabled at the moment.
     """
-    from dynamo_dist.torch_compat import dynamo_frames
-
     breaks: list[object] = []
 
     def as_traced(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:

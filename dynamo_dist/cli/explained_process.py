@@ -206,11 +206,11 @@ def install() -> None:
 def _listen() -> None:
     """Start to listen; whatever is wrong with us, the script goes on."""
     try:
-        from dynamo_dist.torch_compat import dynamo_compiler
-
         if backend := os.environ.get(BACKEND, ""):
             dynamo_compiler.compile_by_default_with(backend)
         else:
+            # Inductor is slow to import: a launcher or a data loader, which compiles nothing,
+            # does without.
             from inductor_passes.inductor.options import observer
 
             dynamo_compiler.observe_inductor(observer())

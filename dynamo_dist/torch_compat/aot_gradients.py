@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # first: runtime_wrappers imports it in a circle otherwise
 import torch._functorch._aot_autograd.graph_capture_wrappers as _graph_capture_wrappers
 import torch.autograd.graph as _autograd_graph
 from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper

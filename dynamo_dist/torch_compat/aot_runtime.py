@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # first: runtime_wrappers imports it in a circle otherwise
 import torch._functorch._aot_autograd.runtime_wrappers as _runtime_wrappers
 import torch.fx.experimental.proxy_tensor as _proxy_tensor
 from torch._subclasses.fake_tensor import FakeTensor

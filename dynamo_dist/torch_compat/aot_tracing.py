@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable, AutogradFunctionVariable
 from torch._dynamo.variables.nn_module import NNModuleVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _is_setup_context_defined
 from torch.distributed.device_mesh import DeviceMesh
@@ -154,14 +156,11 @@ def _real(obj: Any) -> object:
 
 def decompositions() -> Mapping[Any, Any]:
     """Inductor's table."""
-    from torch._inductor.decomposition import select_decomp_table
-
     return select_decomp_table()
 
 
 def trace_only(gm: Any, inputs: Any) -> None:
     """Let AOTAutograd trace forward and backward, and stop before anything is compiled."""
-    from torch._dynamo.backends.common import aot_autograd
 
     def stop(*args: Any, **kwargs: Any) -> Any:
         raise _Traced

@@ -11,6 +11,7 @@ import torch
 import torch._dynamo.utils as _dynamo_utils
 from torch._decomp import decomposition_table
 from torch._guards import detect_fake_mode
+from torch._library import custom_ops
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensorMode
 from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
@@ -267,6 +268,4 @@ def is_custom_op(name: str) -> bool:
 
     Its implementations run below autograd anyway. ``OPDEFS`` was seen in 2.13 to 2.15.
     """
-    from torch._library import custom_ops
-
     return name in getattr(custom_ops, "OPDEFS", ())

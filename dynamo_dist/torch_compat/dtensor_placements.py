@@ -15,7 +15,16 @@ import torch.fx.traceback as fx_traceback
 from torch._C import _get_dispatch_mode
 from torch._C import _TorchDispatchModeKey as _ModeKey
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _api,
+    _dispatch,
+    _redistribute,
+)
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -108,8 +117,6 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     That list, ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args`` and
     ``torch.fx.traceback.current_meta`` were seen in 2.13 to 2.15.
     """
-    from torch.distributed.tensor import _api, _dispatch, _redistribute
-
     # torch's metadata of what is traced now, which nodes do not copy: only listed fields are.
     asking = f"{field} for"
 

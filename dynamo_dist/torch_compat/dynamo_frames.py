@@ -18,8 +18,10 @@ from typing import Any
 
 import torch._dynamo.convert_frame as _convert_frame
 from torch._C._dynamo import eval_frame as _eval_frame
+from torch._dynamo import convert_frame, symbolic_convert, trace_rules, utils
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.utils import counters
 
 from dynamo_dist.torch_compat.patching import NotOursError, OwnState, Patch, WrapAttribute, has
 
@@ -97,9 +99,6 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
 
 
 def _patches() -> list[Patch]:
-    import torch._dynamo.symbolic_convert as symbolic_convert
-    import torch._dynamo.utils as utils
-
     def breaks(log_break: Any) -> Any:
         @functools.wraps(log_break)
         def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,8 +241,6 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch
     It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was
     seen in 2.13 to 2.15.
     """
-    from torch._dynamo import convert_frame
-
     name = "exceeds_recompile_limit"
     if not has(convert_frame, name, off="at recompile_limit one rank may leave the job's order"):
         return []
@@ -273,9 +270,6 @@ def on_what_is_left_to_python(
     ``ConvertFrame``, what it returns, its counters, ``trace_rules.check_verbose`` and
     ``SkipResult`` were seen in 2.13 to 2.15.
     """
-    from torch._dynamo import convert_frame, trace_rules
-    from torch._dynamo.utils import counters
-
     off = "ranks are not told of a function that one leaves to Python"
     if not has(convert_frame, "ConvertFrame", off=off):
         return []
