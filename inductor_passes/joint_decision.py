@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from inductor_passes.graph.collectives import JOINT, is_launch
-from inductor_passes.ranks.collective_trace import PROGRAM, Stream
+from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace
 from inductor_passes.records import PassRecord
 
 
@@ -19,12 +19,12 @@ class Joint:
     """Describe the joint graph that a graph is a half of.
 
     ``plan``: how all ranks launch it, with its chunks named; ``PROGRAM`` if it was left whole.
-    ``stream``: its launches before; None where no ranks need to agree. ``record``: the record of
+    ``trace``: its launches before; None where no ranks need to agree. ``record``: the record of
     the pass that cut it.
     """
 
     plan: str
-    stream: Stream | None = None
+    trace: CollectiveTrace | None = None
     record: PassRecord | None = None
 
     @property
@@ -34,8 +34,8 @@ class Joint:
 
     @property
     def key(self) -> str:
-        """The name of its stream, if it was cut."""
-        return self.stream.key if self.is_cut and self.stream is not None else ""
+        """The name of its trace, if it was cut."""
+        return self.trace.key if self.is_cut and self.trace is not None else ""
 
 
 def note(graph: fx.Graph, joint: Joint) -> None:

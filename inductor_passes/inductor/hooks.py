@@ -214,7 +214,7 @@ class Attachment:
             # Ragged shards make graphs that differ in ways no rule here foresees, and nobody is
             # asked.
             return _told(run(graph, None, self.is_ragged()), joint)
-        stream = number_launches(
+        trace = number_launches(
             graph,
             orders.ranks_of,
             frame_of_graph(),
@@ -222,15 +222,15 @@ class Attachment:
             graph_id=graph_id,
             options=f"{self.options.digest()} {narrowed_types(graph)}".strip(),
         )
-        if not stream.launches:
+        if not trace.launches:
             return _told(run(graph, None, False), joint)
-        if joint is not None and joint.stream is not None:
-            stream = dataclasses.replace(stream, joint=joint.key)
-            collective_trace.count(joint.stream, joint.plan)
-        offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, self.session.offer(stream, offer) if self.session else offer)
+        if joint is not None and joint.trace is not None:
+            trace = dataclasses.replace(trace, joint=joint.key)
+            collective_trace.count(joint.trace, joint.plan)
+        offer = GraphOffer(graph, trace, run)
+        decision = job.decide(trace, self.session.offer(trace, offer) if self.session else offer)
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
-        collective_trace.count(stream, decision.plan)
+        collective_trace.count(trace, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)
 
     def compile_id(self) -> str:

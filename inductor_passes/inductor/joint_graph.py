@@ -60,7 +60,7 @@ def cut_joint(
         return None if pass_ is None else run_pass(pass_, trial)
 
     job = orders.current()
-    stream = number_launches(
+    trace = number_launches(
         graph,
         orders.ranks_of,
         frame_of_graph(),
@@ -68,16 +68,16 @@ def cut_joint(
         graph_id=graph_id,
         options=f"{told} {narrowed_types(graph)}".strip(),
     )
-    if job is None or not stream.launches:
+    if job is None or not trace.launches:
         record = run(graph, None, False)
         assert record is not None
         joint = Joint("cut" if record.changed else PROGRAM, None, record)
     else:
-        offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, session.offer(stream, offer) if session else offer)
+        offer = GraphOffer(graph, trace, run)
+        decision = job.decide(trace, session.offer(trace, offer) if session else offer)
         log.info("Graph %s: parts %s", graph_id, decision.how)
         made = None if decision.plan == PROGRAM else offer.carry_out(decision.plan)
-        joint = Joint(decision.plan, stream, made)
+        joint = Joint(decision.plan, trace, made)
     graph.output_node().meta.pop(CAP_BYTES, None)  # is of both halves together
     note(graph, joint)
     return joint

@@ -39,7 +39,7 @@ from inductor_passes.inductor.shared_compile import SharedLowering, share_loweri
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.ranks import collective_trace, decision
-from inductor_passes.ranks.collective_trace import Stream, place_of
+from inductor_passes.ranks.collective_trace import CollectiveTrace, place_of
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.records import GraphRecord
@@ -121,7 +121,7 @@ class CompileSession:
             session=self,
         )
         self.cache_salt = ""  # of code that is made anew, under another order than cached code has
-        self.trace: SharedTrace | None = None  # the program, if other ranks may have it too
+        self.shared_trace: SharedTrace | None = None  # the program, if other ranks may have it too
         self.lowering: SharedLowering | None = None  # the graph that is lowered, likewise
         self.made_by = "AOTAutograd's cache"  # or whoever made code that no pass ran for
         self.pending: recorder.Pending | None = None  # records of the graph that is lowered
@@ -197,8 +197,8 @@ class CompileSession:
         perhaps long after ``run``.
         """
         rank_free = is_rank_free(gm, self.patches)
-        if self.trace is not None:
-            self.trace.traced(gm, lambda gm: is_rank_free(gm, self.patches))
+        if self.shared_trace is not None:
+            self.shared_trace.traced(gm, lambda gm: is_rank_free(gm, self.patches))
         name_groups_alike(gm)
         self.made_by = "Inductor's cache"
 
@@ -208,8 +208,8 @@ class CompileSession:
             shared, self.lowering = self.lowering, None
             if shared is not None and shared.made_by is not None:
                 self.made_by = f"the compile of rank {shared.made_by}"
-            if self.trace is not None:
-                self.trace.compiled("" if shared is None else shared.key, rank_free)
+            if self.shared_trace is not None:
+                self.shared_trace.compiled("" if shared is None else shared.key, rank_free)
             return made
 
         before, self.pending = self.pending, {}
@@ -246,8 +246,8 @@ class CompileSession:
         others = []
         for found in before.since():
             # Who waits for the code of the program that this is of hears of code from a cache too.
-            offer = self.offer(found.stream, CachedOffer(found.plan))
-            if (plan := self.job.decide(found.stream, offer).plan) != found.plan:
+            offer = self.offer(found.trace, CachedOffer(found.plan))
+            if (plan := self.job.decide(found.trace, offer).plan) != found.plan:
                 others.append(plan)
         if not others:
             return made
@@ -258,13 +258,13 @@ class CompileSession:
         finally:
             self.cache_salt = before_salt
 
-    def offer(self, stream: Stream, offer: Offer) -> Offer:
+    def offer(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """``offer`` of the graph in work, which ranks that wait for it, or for the program that
         it is of, give too.
         """
-        for shared in (self.trace, self.lowering):
+        for shared in (self.shared_trace, self.lowering):
             if shared is not None:
-                offer = shared.offers(stream, offer)
+                offer = shared.offers(trace, offer)
         return offer
 
     def publish(self, is_new: bool = False) -> None:

@@ -22,7 +22,7 @@ import torch
 
 from inductor_passes import files
 from inductor_passes.ranks import decision
-from inductor_passes.ranks.collective_trace import Group, Stream
+from inductor_passes.ranks.collective_trace import CollectiveTrace, Group
 from inductor_passes.ranks.compile_once import Claim, End, Turn, Waiting, claim
 from inductor_passes.ranks.coordination import Coordination, CoordinationError, deadline_s
 from inductor_passes.ranks.decision import Offer
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from inductor_passes.inductor.session import CompileSession
 
 log = logging.getLogger(__name__)
-Offers = Callable[[Stream, Offer], Offer]
+Offers = Callable[[CollectiveTrace, Offer], Offer]
 
 
-def _own(_: Stream, offer: Offer) -> Offer:
+def _own(_: CollectiveTrace, offer: Offer) -> Offer:
     return offer
 
 
@@ -112,11 +112,11 @@ class SharedLowering:
             return False
         return caches.put_entry(self.key, entry)
 
-    def offers(self, stream: Stream, offer: Offer) -> Offer:
+    def offers(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """Return ``offer``, also for ranks that wait; some are in other groups of these names."""
         if self._claim is None:
             return offer
-        return self._claim.offers(alike(stream), offer)
+        return self._claim.offers(alike(trace), offer)
 
     def end(self) -> None:
         """Say what came of this rank's turn, if it had one."""
@@ -140,7 +140,7 @@ def share_lowering(
     if store is None or (c10d.world_size() or 1) < 2:
         yield None
         return
-    offers = _own if session.trace is None else session.trace.offers
+    offers = _own if session.shared_trace is None else session.shared_trace.offers
     lowering = SharedLowering(Coordination(store), c10d.global_rank(), _hints(inputs), offers)
     try:
         with caches.lowered_entries(lowering.missed):
@@ -160,23 +160,23 @@ def _hints(inputs: Sequence[object]) -> str:
     return "".join(f" {size} {size_hint(size)}" for size in sizes)
 
 
-def alike(stream: Stream) -> Stream:
-    """Return a stream whose groups have the names that all ranks have for them."""
-    groups = (replace(each, name=c10d.name_in_graphs(each.name)) for each in stream.groups)
-    return replace(stream, groups=tuple(groups))
+def alike(trace: CollectiveTrace) -> CollectiveTrace:
+    """Return a trace whose groups have the names that all ranks have for them."""
+    groups = (replace(each, name=c10d.name_in_graphs(each.name)) for each in trace.groups)
+    return replace(trace, groups=tuple(groups))
 
 
-def vote(offers: Offers, stream: Stream, offer: Offer) -> None:
+def vote(offers: Offers, trace: CollectiveTrace, offer: Offer) -> None:
     """Vote on the launches of an equal graph of another rank; so do ranks that wait for the
     program that this rank compiles.
     """
     job = decision.current()
     if job is not None:
-        names = (c10d.own_name(group.name) for group in stream.groups)
+        names = (c10d.own_name(group.name) for group in trace.groups)
         own = ((name, c10d.real_group_ranks(name)) for name in names)
         groups = tuple(Group(name, ranks or ()) for name, ranks in own)
-        own_stream = replace(stream, groups=groups)
-        job.decide(own_stream, offers(own_stream, offer))
+        own_trace = replace(trace, groups=groups)
+        job.decide(own_trace, offers(own_trace, offer))
 
 
 def leave_mark() -> str:

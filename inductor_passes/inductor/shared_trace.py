@@ -29,7 +29,7 @@ from inductor_passes import registry
 from inductor_passes.inductor import local_graphs, shared_compile
 from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram, graphs_inside
 from inductor_passes.inductor.local_graphs import leaves_of_value
-from inductor_passes.ranks.collective_trace import Stream
+from inductor_passes.ranks.collective_trace import CollectiveTrace
 from inductor_passes.ranks.compile_once import MOST_BYTES, Claim, Turn, Waiting, claim
 from inductor_passes.ranks.coordination import Coordination, CoordinationError, deadline_s
 from inductor_passes.ranks.decision import Offer
@@ -278,10 +278,10 @@ class SharedTrace:
             self.made_by = waiting.turn.rank
         return None
 
-    def offers(self, stream: Stream, offer: Offer) -> Offer:
+    def offers(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """``offer``, also for ranks that wait."""
         for each in self._claims:
-            offer = each.offers(shared_compile.alike(stream), offer)
+            offer = each.offers(shared_compile.alike(trace), offer)
         return offer
 
     def compiled(self, key: str, is_rank_free: bool) -> None:
@@ -344,17 +344,17 @@ def share_trace(
         return make(), None
     about = session.options.digest()
     job = Coordination(store)
-    session.trace = trace = SharedTrace(job, c10d.global_rank(), about, is_alike, program)
-    with caches.traced_entries(trace.missed):
+    session.shared_trace = shared = SharedTrace(job, c10d.global_rank(), about, is_alike, program)
+    with caches.traced_entries(shared.missed):
         try:
-            with aot.before_partition(trace.ask):
-                return make(), trace.made_by
+            with aot.before_partition(shared.ask):
+                return make(), shared.made_by
         except CompiledElsewhere:
-            log.info("Rank %s has made the code of this program.", trace.made_by)
+            log.info("Rank %s has made the code of this program.", shared.made_by)
         finally:
-            session.trace = None
-            trace.end()
-    return make(), trace.made_by
+            session.shared_trace = None
+            shared.end()
+    return make(), shared.made_by
 
 
 def _packed(entry: bytes, graphs: Mapping[str, bytes]) -> bytes:

@@ -6,8 +6,8 @@ died or stopped. The next rank then takes its place, in a *turn* of its own.
 
 A rank that waits votes meanwhile on the order of the graph's launches, because the compiling rank
 waits for its vote. The graphs are equal, so it votes as the compiling rank does. It reads that
-rank's stream, plan and answers. A joint graph and its halves are one graph here, with three
-streams.
+rank's trace, plan and answers. A joint graph and its halves are one graph here, with three
+traces.
 
 Groups of other rows of a mesh may have agreed on something else. A waiting rank may then need an
 answer for which the compiling rank is never asked. It finds this out by compiling itself.
@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inductor_passes.ranks.collective_trace import PROGRAM, Stream, digest
+from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, digest
 from inductor_passes.ranks.coordination import SAY_S, Coordination, CoordinationError
 from inductor_passes.ranks.decision import Offer
 
@@ -93,7 +93,7 @@ class Claim:
 
     def __init__(self, job: Coordination, turn: Turn) -> None:
         self._job, self.turn = job, turn
-        self._streams = 0
+        self._traces = 0
         self._compiling = threading.get_ident()
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="inductor_passes beat", daemon=True).start()
@@ -129,10 +129,10 @@ class Claim:
         except CoordinationError as error:
             log.info("The job's store did not take %s: %s", name, error)
 
-    def offers(self, stream: Stream, offer: Offer) -> Offer:
+    def offers(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """``offer``, whose answers waiting ranks give too."""
-        number, self._streams = self._streams, self._streams + 1
-        self.publish(f"stream/{number}", json.dumps(stream.to_json()))
+        number, self._traces = self._traces, self._traces + 1
+        self.publish(f"trace/{number}", json.dumps(trace.to_json()))
         return _Published(self, offer, number)
 
     def is_wanted(self) -> bool:
@@ -181,7 +181,7 @@ def claim(job: Coordination, key: str, rank: int, folder: str) -> Claim | Turn:
 class Waiting:
     """A rank that waits for another's turn to end.
 
-    ``vote``: votes on a stream of launches as the offer that it gets says; called for each, in
+    ``vote``: votes on a trace of launches as the offer that it gets says; called for each, in
         order.
     ``still_s``: how long a compile without a change is waited for.
     """
@@ -192,14 +192,14 @@ class Waiting:
         turn: Turn,
         rank: int,
         folder: str,
-        vote: Callable[[Stream, Offer], object],
+        vote: Callable[[CollectiveTrace, Offer], object],
         clock: Callable[[], float] = time.monotonic,
         still_s: float | None = None,
     ) -> None:
         self._job, self.turn, self._rank, self._folder = job, turn, rank, folder
         self._vote, self._clock = vote, clock
         self._still_s = STILL_S if still_s is None else still_s
-        self._votes = 0  # also for who takes over: it comes to the same streams
+        self._votes = 0  # also for who takes over: it comes to the same traces
         self._said_at = clock()
         self._begin()
 
@@ -226,10 +226,10 @@ class Waiting:
             if (end := self._read("end")) is not None:
                 _late.discard(self.turn.rank)
                 return End(end.removeprefix("-"))
-            if (text := self._read(f"stream/{self._votes}")) is not None:
+            if (text := self._read(f"trace/{self._votes}")) is not None:
                 number, self._votes = self._votes, self._votes + 1
                 try:
-                    self._vote(_stream_of(text), _Mirrored(self, number))
+                    self._vote(_trace_of(text), _Mirrored(self, number))
                 except _NoAnswerError as error:
                     if not (self.has_ended() or self.is_silent() or self.is_late()):
                         log.info("Rank %d launches otherwise: %s.", self.turn.rank, error)
@@ -348,8 +348,8 @@ class _Mirrored:
         return text
 
 
-def _stream_of(text: str) -> Stream:
+def _trace_of(text: str) -> CollectiveTrace:
     try:
-        return Stream.from_json(json.loads(text))
+        return CollectiveTrace.from_json(json.loads(text))
     except ValueError as error:
         raise CoordinationError(f"a trace in the store cannot be read: {error}") from error

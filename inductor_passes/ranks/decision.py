@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from inductor_passes.errors import CannotFollowError, RanksDifferError
-from inductor_passes.ranks.collective_trace import PROGRAM, Group, Stream, digest
+from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, Group, digest
 from inductor_passes.ranks.coordination import (
     SECONDS,
     Coordination,
@@ -54,7 +54,11 @@ class Decision:
 
 
 def decide(
-    me: int, stream: Stream, offer: Offer, decided: DecidedTraces, around: Sequence[Group] = ()
+    me: int,
+    trace: CollectiveTrace,
+    offer: Offer,
+    decided: DecidedTraces,
+    around: Sequence[Group] = (),
 ) -> Steps[Decision]:
     """Decide, once a graph, before it first runs. ``around``: all groups of this process that move
     data.
@@ -62,33 +66,33 @@ def decide(
     Raises RanksDifferError where the program's ranks do not match, and CannotFollowError where this
     rank alone got a graph that cannot launch as its peers' graphs do.
     """
-    stream = replace(stream, behind_python=decided.is_behind_python(stream))
-    key = stream.key
-    known = decided.get(stream, key)
+    trace = replace(trace, behind_python=decided.is_behind_python(trace))
+    key = trace.key
+    known = decided.get(trace, key)
     follows = known is not None and (known.plan == PROGRAM or offer.can_follow(known.plan))
     if known is not None and known.ours and follows:
-        decided.add(key, stream, known.plan, ended=known.ended, agreed_as=known.agreed_as)
+        decided.add(key, trace, known.plan, ended=known.ended, agreed_as=known.agreed_as)
         return Decision(known.plan, "as agreed before")
     given_up = False
-    for other in decided.reordered(stream, None if follows else known):
+    for other in decided.reordered(trace, None if follows else known):
         missing = yield from leave(me, other)
         if missing:
-            raise _cannot_follow(stream, other, missing)
+            raise _cannot_follow(trace, other, missing)
         decided.give_up(other)
         given_up = True
-    if known is not None or stream.is_one_sided or decided.keeps_order(stream, key):
+    if known is not None or trace.is_one_sided or decided.keeps_order(trace, key):
         # Who keeps the program's order matches all who do, however their graphs are cut.
-        yield from OrderAgreement(me, stream, key, decided, around).announce()
-        decided.add(key, stream, PROGRAM, ended=True)
+        yield from OrderAgreement(me, trace, key, decided, around).announce()
+        decided.add(key, trace, PROGRAM, ended=True)
         return Decision(
             PROGRAM, "the program's: the same launches stand in other graphs too", given_up
         )
-    agreement = OrderAgreement(me, stream, key, decided, around)
+    agreement = OrderAgreement(me, trace, key, decided, around)
 
     def can_follow(plan: str) -> bool:
         return plan == PROGRAM or offer.can_follow(plan)
 
-    plan = next(filter(can_follow, decided.plans_elsewhere(stream)), None) or offer.plan()
+    plan = next(filter(can_follow, decided.plans_elsewhere(trace)), None) or offer.plan()
     outcome = yield from agreement.agree(plan, can_follow)
     if outcome.why == "ranks differ":
         raise RanksDifferError(
@@ -98,20 +102,20 @@ def decide(
             "Make the compiled program the same on all ranks. "
             "DYNAMO_DIST_AGREEMENT_SECONDS=0 turns this check off.",
         )
-    if stream.joint and outcome.why == "streams differ":
+    if trace.joint and outcome.why == "traces differ":
         raise CannotFollowError(
-            f"The ranks have cut {stream.graph or stream.root} into parts, and one of them then "
+            f"The ranks have cut {trace.graph or trace.root} into parts, and one of them then "
             "launches something else.",
             "Its forward or its backward graph did not compile there, or was left to Python; "
             "launching the parts beside "
             "it would hang or mix up data.",
             "Let all ranks compile it, or leave graphs whole with options={'split': 'off'}.",
         )
-    if outcome.why == "too late" and (running := decided.may_be_running(stream)) is not None:
-        raise _cannot_follow(stream, running, outcome.missing)
-    decided.add(key, stream, outcome.plan, ended=outcome.why in ("streams differ", "too late"))
-    if outcome.why == "streams differ":
-        decided.record_cut(stream.root)
+    if outcome.why == "too late" and (running := decided.may_be_running(trace)) is not None:
+        raise _cannot_follow(trace, running, outcome.missing)
+    decided.add(key, trace, outcome.plan, ended=outcome.why in ("traces differ", "too late"))
+    if outcome.why == "traces differ":
+        decided.record_cut(trace.root)
     return Decision(outcome.plan, _HOW[outcome.why], given_up, outcome.missing)
 
 
@@ -120,13 +124,13 @@ def leave_to_python(
 ) -> Steps[bool]:
     """Announce that this rank runs a function in Python from now on, in the program's order.
 
-    Ranks agree on no graph of this function. Ranks that agree on a stream with launches of it learn
+    Ranks agree on no graph of this function. Ranks that agree on a trace with launches of it learn
     so, now and later. ``callers``: what calls it now, as ``function:line``. Returns whether plans
     were given up. Raises CannotFollowError where peers go on launching by one.
     """
     if not decided.leaves_to_python(root):
-        stream = Stream(tuple(around), (), partial=True, root=root)
-        yield from OrderAgreement(me, stream, f"python/{digest(root)}", decided, around).announce()
+        trace = CollectiveTrace(tuple(around), (), partial=True, root=root)
+        yield from OrderAgreement(me, trace, f"python/{digest(root)}", decided, around).announce()
     given_up = False
     for known in decided.reordered_in(root, callers):
         missing = yield from leave(me, known)
@@ -135,7 +139,7 @@ def leave_to_python(
                 f"This rank alone runs {root} in Python, whose launches cannot follow the order "
                 "that the job runs "
                 f"by now: ranks {', '.join(map(str, missing))} launch "
-                f"{known.stream.graph or known.stream.root} "
+                f"{known.trace.graph or known.trace.root} "
                 "in an order of its own.",
                 "A graph break behind which Dynamo cannot go on, in a loop or in a `try`, leaves "
                 "the whole function "
@@ -150,22 +154,22 @@ def leave_to_python(
 _HOW = {
     "agreed": "agreed by all ranks",
     "one cannot": "the program's: one rank's graph cannot follow",
-    "streams differ": "the program's: ranks' graphs are cut differently",
+    "traces differ": "the program's: ranks' graphs are cut differently",
     "too late": "the program's: some ranks did not come in time",
 }
 
 
 def _cannot_follow(
-    stream: Stream, running: DecidedTrace, missing: Sequence[int]
+    trace: CollectiveTrace, running: DecidedTrace, missing: Sequence[int]
 ) -> CannotFollowError:
-    first = next((launch for launch in stream.launches if launch.line), stream.launches[0])
+    first = next((launch for launch in trace.launches if launch.line), trace.launches[0])
     where = f" at {first.line}" if first.line else ""
     absent = f" Ranks {', '.join(map(str, missing))} did not come with it." if missing else ""
     return CannotFollowError(
-        f"This rank alone compiled a graph, {stream.graph or stream.root}, whose launches cannot "
+        f"This rank alone compiled a graph, {trace.graph or trace.root}, whose launches cannot "
         f"follow the order that the job runs by now: it launches '{first.text()}'{where} first, "
-        f"while {running.stream.graph or running.stream.root or 'the graph of the other ranks'} "
-        f"launches {len(running.stream.launches)} in an order of its own.{absent}",
+        f"while {running.trace.graph or running.trace.root or 'the graph of the other ranks'} "
+        f"launches {len(running.trace.launches)} in an order of its own.{absent}",
         "All ranks agreed on the order when they compiled; a graph break or a branch that "
         "one rank alone meets later cuts its graph, and launching in another order than its peers "
         "would hang or mix up data.",
@@ -186,7 +190,7 @@ T = TypeVar("T")
 
 
 class Orders:
-    """Hold the streams and plans of one job, which lasts as long as its default process group.
+    """Hold the traces and plans of one job, which lasts as long as its default process group.
 
     ``store``: None where ranks cannot reach each other; every graph then keeps the program's order.
     """
@@ -204,20 +208,20 @@ class Orders:
         """Return whether the job is still the one that this was made for."""
         return c10d.default_group() is self._default_group
 
-    def decide(self, stream: Stream, offer: Offer) -> Decision:
+    def decide(self, trace: CollectiveTrace, offer: Offer) -> Decision:
         """The order of launches for a graph of this rank, before it first runs. Waits for other
         ranks.
 
         Raises RanksDifferError and CannotFollowError.
         """
-        decision = self._agree(stream, offer)
+        decision = self._agree(trace, offer)
         # In Python a parameter that is gathered again for its backward is gathered once.
-        unlike_python = decision.plan != PROGRAM or (stream.backward and stream.gathers)
+        unlike_python = decision.plan != PROGRAM or (trace.backward and trace.gathers)
         if unlike_python and (frame := dynamo.frame_number()) is not None:
             self._frames_unlike_python.add(frame)
         return decision
 
-    def _agree(self, stream: Stream, offer: Offer) -> Decision:
+    def _agree(self, trace: CollectiveTrace, offer: Offer) -> Decision:
         most_s = deadline_s()
         if self._store is None or most_s == 0:
             _say_once(
@@ -227,8 +231,8 @@ class Orders:
         around = _groups()
         _, root = dynamo.frame_in_work()
         if root:  # code from a cache may be called from elsewhere than where it was made
-            stream = replace(stream, callers=dynamo.callers())
-        steps = decide(self._rank, stream, offer, self._decided, around)
+            trace = replace(trace, callers=dynamo.callers())
+        steps = decide(self._rank, trace, offer, self._decided, around)
         try:
             decision = self._store.run(steps, most_s)
         except CoordinationError as error:
@@ -236,10 +240,10 @@ class Orders:
                 "The job's store failed while ranks agreed on the order of graph %s (%s): it "
                 "keeps the program's "
                 "order of launches. If other ranks do not, the job may hang.",
-                stream.graph,
+                trace.graph,
                 error,
             )
-            self._decided.add(stream.key, stream, PROGRAM, ended=True)
+            self._decided.add(trace.key, trace, PROGRAM, ended=True)
             return Decision(PROGRAM, "the program's: the job's store failed")
         if decision.given_up:
             self._given_up += 1
@@ -249,7 +253,7 @@ class Orders:
                 "launches. If the program hangs, its ranks do not launch the same.",
                 most_s,
                 ", ".join(map(str, decision.missing)),
-                stream.graph,
+                trace.graph,
             )
         return decision
 

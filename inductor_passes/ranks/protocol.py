@@ -1,7 +1,7 @@
 """Agree with all ranks on one collective order per graph, through the job's store.
 
-Each rank compiles the graph. Its collective trace is a ``Stream``; a plan is an order of its
-collectives. The first rank with a trace proposes its plan. Every rank that compiles a graph of the
+Each rank compiles the graph. Its ``CollectiveTrace`` lists its collectives; a plan is an
+order of them. The first rank with a trace proposes its plan. Every rank that compiles a graph of the
 same trace votes whether its graph can follow. Voting ends once all ranks have voted that groups
 connect. The last voter then writes the *decision*: the plan, or the program's order. One key holds
 the decision. Only compare and set changes it, so that no two ranks ever read different decisions.
@@ -38,10 +38,10 @@ from torch import fx
 from inductor_passes.errors import CannotFollowError, PassesError
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
+    CollectiveTrace,
     Group,
     Launch,
     LaunchPlan,
-    Stream,
     first_difference,
     plan_of,
     shares_launch,
@@ -74,14 +74,14 @@ class GraphOffer(Generic[Record]):
     as it is.
     """
 
-    def __init__(self, graph: fx.Graph, stream: Stream, run: Run[Record]) -> None:
-        self._graph, self._stream, self._run = graph, stream, run
+    def __init__(self, graph: fx.Graph, trace: CollectiveTrace, run: Run[Record]) -> None:
+        self._graph, self._trace, self._run = graph, trace, run
         self._tried: dict[str, tuple[fx.GraphModule, Record | None]] = {}
 
     def plan(self) -> str:
         """The plan that this rank would choose alone."""
         trial, record = self._try(None, False)
-        text = plan_of(trial.graph).text_for(self._stream)
+        text = plan_of(trial.graph).text_for(self._trace)
         self._tried[text] = trial, record
         return text
 
@@ -92,12 +92,12 @@ class GraphOffer(Generic[Record]):
         try:
             trial, record = self._try(LaunchPlan.of(plan), True)
         except (CannotFollowError, ValueError) as error:
-            log.info("Graph %s cannot follow a plan: %s", self._stream.graph, error)
+            log.info("Graph %s cannot follow a plan: %s", self._trace.graph, error)
             return False
-        text = plan_of(trial.graph).text_for(self._stream)
+        text = plan_of(trial.graph).text_for(self._trace)
         if text != plan:
             log.info(
-                "Graph %s cannot follow plan %s: it would launch %s", self._stream.graph, plan, text
+                "Graph %s cannot follow plan %s: it would launch %s", self._trace.graph, plan, text
             )
             return False
         self._tried[plan] = trial, record
@@ -107,10 +107,10 @@ class GraphOffer(Generic[Record]):
         """Make the graph launch as ``plan`` says, which it can follow."""
         if plan not in self._tried:
             trial, record = self._try(None, True)
-            text = plan_of(trial.graph).text_for(self._stream)
+            text = plan_of(trial.graph).text_for(self._trace)
             if text != PROGRAM:
                 raise PassesError(
-                    f"A pass changed the launches of graph {self._stream.graph}, which must stay "
+                    f"A pass changed the launches of graph {self._trace.graph}, which must stay "
                     f"the program's: {text}.",
                     "Ranks share the program's order alone here.",
                     "Set keeps_launch_order and changes_launches of your pass as its base class "
@@ -160,15 +160,15 @@ def _put_in_place(graph: fx.Graph, trial: fx.GraphModule) -> None:
     copied[last].meta = dict(last.meta)
 
 
-Why = Literal["agreed", "one cannot", "streams differ", "ranks differ", "too late"]
+Why = Literal["agreed", "one cannot", "traces differ", "ranks differ", "too late"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome for a stream: the plan to launch by, and why.
+    """Outcome for a trace: the plan to launch by, and why.
 
     ``plan``: a plan's text. ``why``: ``agreed``, or what left the program's order: a rank's graph
-    could not follow the plan (``one cannot``), ranks came with different streams (``streams
+    could not follow the plan (``one cannot``), ranks came with different traces (``traces
     differ``) or with launches that do not match (``ranks differ``, ``message`` says which), or some
     did not come in time (``too late``, ``missing``).
     """
@@ -181,32 +181,32 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """Entry of the first rank that came with a stream: the rank, the stream and the rank's plan."""
+    """Entry of the first rank that came with a trace: the rank, the trace and the rank's plan."""
 
     rank: int
-    stream: Stream
+    trace: CollectiveTrace
     plan: str
 
     def pack(self) -> str:
-        text = json.dumps([self.rank, self.stream.to_json(), self.plan])
+        text = json.dumps([self.rank, self.trace.to_json(), self.plan])
         return b64encode(zlib.compress(text.encode())).decode()
 
     @classmethod
     def unpack(cls, packed: str) -> _Proposal:
         try:
-            rank, stream, plan = json.loads(zlib.decompress(b64decode(packed)))
-            return cls(int(rank), Stream.from_json(stream), str(plan))
+            rank, trace, plan = json.loads(zlib.decompress(b64decode(packed)))
+            return cls(int(rank), CollectiveTrace.from_json(trace), str(plan))
         except (ValueError, TypeError, zlib.error, RecursionError) as error:
-            raise CoordinationError(f"a stream in the store cannot be read: {error}") from error
+            raise CoordinationError(f"a trace in the store cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupState:
-    """Record a group's state: the stream that its ranks are deciding now, and those that ended.
+    """Record a group's state: the trace that its ranks are deciding now, and those that ended.
 
-    ``now``: key of the stream last posted there. ``by``: the rank that posted it first.
-    ``partial``: whether it is partial on that rank. ``number``: which of the stream's groups this
-    is. With -1 it is none of them: the stream only comes after launches here. ``ended``: keys
+    ``now``: key of the trace last posted there. ``by``: the rank that posted it first.
+    ``partial``: whether it is partial on that rank. ``number``: which of the trace's groups this
+    is. With -1 it is none of them: the trace only comes after launches here. ``ended``: keys
     without a plan.
     """
 
@@ -235,8 +235,8 @@ def leave(me: int, known: DecidedTrace) -> Steps[tuple[int, ...]]:
 
     Returns the ranks that did not leave; they may go on launching by the plan.
     """
-    peers = sorted({rank for group in known.stream.groups for rank in group.ranks})
-    what = f"leave the order of graph {known.stream.graph or known.stream.root}"
+    peers = sorted({rank for group in known.trace.groups for rank in group.ranks})
+    what = f"leave the order of graph {known.trace.graph or known.trace.root}"
 
     def left(rank: int) -> str:
         return f"left/{known.agreed_as}/{rank}"
@@ -250,30 +250,30 @@ def leave(me: int, known: DecidedTrace) -> Steps[tuple[int, ...]]:
 
 
 class OrderAgreement:
-    """Run the agreement of one rank on one stream.
+    """Run the agreement of one rank on one trace.
 
-    ``key``: names the stream, the same on all ranks. ``around``: the groups of this process. They
-    matter for a stream that may come only after launches of groups other than its own.
+    ``key``: names the trace, the same on all ranks. ``around``: the groups of this process. They
+    matter for a trace that may come only after launches of groups other than its own.
     """
 
     def __init__(
         self,
         me: int,
-        stream: Stream,
+        trace: CollectiveTrace,
         key: str,
         decided: DecidedTraces,
         around: Sequence[Group] = (),
     ) -> None:
-        self.me, self.stream, self.key, self.decided = me, stream, key, decided
-        self.peers = {rank for group in stream.groups for rank in group.ranks}
+        self.me, self.trace, self.key, self.decided = me, trace, key, decided
+        self.peers = {rank for group in trace.groups for rank in group.ranks}
         # A piece's backward graph is compiled before the piece runs, and before what peers may be
         # settling.
-        ahead = around if stream.backward and stream.partial else ()
-        self.watched = {group.id: group for group in (*stream.groups, *ahead)}.values()
-        self.numbers = {group.id: number for number, group in enumerate(stream.groups)}
+        ahead = around if trace.backward and trace.partial else ()
+        self.watched = {group.id: group for group in (*trace.groups, *ahead)}.values()
+        self.numbers = {group.id: number for number, group in enumerate(trace.groups)}
 
     def agree(self, plan: str, can_follow: Callable[[str], bool]) -> Steps[Outcome]:
-        """Agree on a plan with all ranks of the stream's groups.
+        """Agree on a plan with all ranks of the trace's groups.
 
         ``plan``: what this rank would do. ``can_follow``: whether this rank's graph can launch as
         another's plan says.
@@ -281,26 +281,26 @@ class OrderAgreement:
         decision = yield from read(f"decision/{self.key}")
         if _is_decided(decision, [self.me]):
             return (yield from self._outcome(decision))
-        proposal = _Proposal(self.me, self.stream, plan)
+        proposal = _Proposal(self.me, self.trace, plan)
         packed = yield from propose(f"proposal/{self.key}", proposal.pack())
         first = _Proposal.unpack(packed)
-        if message := _mismatch(self.stream, self.me, first.stream, first.rank):
+        if message := _mismatch(self.trace, self.me, first.trace, first.rank):
             return (yield from self._end("ranks differ", message))
         for group in self.watched:
             state = yield from self._post(group)
             if state is not None:
                 return (yield from self._end_both(group, state))
-            if self.decided.keeps_order(self.stream, self.key):
-                return (yield from self._end("streams differ"))
+            if self.decided.keeps_order(self.trace, self.key):
+                return (yield from self._end("traces differ"))
         follows = first.plan == plan or can_follow(first.plan)
         # A vote carries its rank's groups: the last voter finds by them whose votes it needs.
-        ballot = json.dumps([[list(group.ranks) for group in self.stream.groups], follows])
+        ballot = json.dumps([[list(group.ranks) for group in self.trace.groups], follows])
         yield from vote(self.key, self.me, ballot)
         votes = yield from self._all_votes()
         if votes is not None:
             return (yield from self._count(votes))
         # After the deadline: ``_end`` appends by swap, so an agreement written before it wins.
-        what = f"compile graph {self.stream.graph or self.stream.root} too"
+        what = f"compile graph {self.trace.graph or self.trace.root} too"
         notice = f"notice/{self.key}/{self.me}"
         if not (yield from wait(notice, what, self.key, self.peers)):
             return (yield from self._end("too late"))
@@ -308,25 +308,25 @@ class OrderAgreement:
         return (yield from self._outcome(decision))
 
     def announce(self) -> Steps[None]:
-        """Let others know of a stream that keeps the program's order whatever they do; waits for
+        """Let others know of a trace that keeps the program's order whatever they do; waits for
         nobody.
 
         Without it, a rank that settles a part of it would wait for this one.
         """
-        proposal = _Proposal(self.me, self.stream, PROGRAM)
+        proposal = _Proposal(self.me, self.trace, PROGRAM)
         yield from propose(f"proposal/{self.key}", proposal.pack())
-        yield from _add(self.key, json.dumps(["streams differ", ""]), self.peers)
+        yield from _add(self.key, json.dumps(["traces differ", ""]), self.peers)
         yield from _notify(self.key, self.peers)
         yield from self._record_end()
 
     def _post(self, group: Group) -> Steps[_GroupState | None]:
-        """Post the stream on a group's state as the one to decide now, and learn what ended there.
+        """Post the trace on a group's state as the one to decide now, and learn what ended there.
 
-        Returns the state if another stream is undecided there.
+        Returns the state if another trace is undecided there.
         """
         key = f"group/{group.id}"
         own = _GroupState(
-            self.key, self.me, int(self.stream.partial), self.numbers.get(group.id, -1)
+            self.key, self.me, int(self.trace.partial), self.numbers.get(group.id, -1)
         )
         held = yield Swap(key, "", own.pack())
         while True:
@@ -346,7 +346,7 @@ class OrderAgreement:
                 return None
 
     def _record_end(self) -> Steps[None]:
-        """Note on all boards that the stream ended, and end what is undecided there and holds
+        """Note on all boards that the trace ended, and end what is undecided there and holds
         launches of it.
         """
         for group in self.watched:
@@ -359,63 +359,63 @@ class OrderAgreement:
             if state.now not in ("", self.key):
                 decision = yield from read(f"decision/{state.now}")
                 proposal = _Proposal.unpack((yield from read(f"proposal/{state.now}")))
-                if not _is_agreed(decision, group.ranks) and self._is_part(proposal.stream):
-                    entry = json.dumps(["streams differ", ""])
+                if not _is_agreed(decision, group.ranks) and self._is_part(proposal.trace):
+                    entry = json.dumps(["traces differ", ""])
                     yield from _add(state.now, entry, group.ranks)
                     yield from _notify(state.now, {*self.peers, *group.ranks})
 
-    def _is_part(self, other: Stream) -> bool:
-        if other.is_of(self.stream.root):
+    def _is_part(self, other: CollectiveTrace) -> bool:
+        if other.is_of(self.trace.root):
             return True
-        another_phase = bool(self.stream.launches) and self.stream.backward != other.backward
-        return another_phase or shares_launch(self.stream, other)
+        another_phase = bool(self.trace.launches) and self.trace.backward != other.backward
+        return another_phase or shares_launch(self.trace, other)
 
     def _read_ended(self, state: _GroupState) -> Steps[None]:
         for ended in state.ended:
             if ended != self.key and not self.decided.has(ended):
                 proposal = _Proposal.unpack((yield from read(f"proposal/{ended}")))
-                self.decided.add(ended, proposal.stream, PROGRAM, ours=False, ended=True)
-                self.decided.record_cut(proposal.stream.root)
-                if not proposal.stream.launches:
-                    self.decided.record_in_python(proposal.stream.root)
+                self.decided.add(ended, proposal.trace, PROGRAM, ours=False, ended=True)
+                self.decided.record_cut(proposal.trace.root)
+                if not proposal.trace.launches:
+                    self.decided.record_in_python(proposal.trace.root)
 
     def _end_both(self, group: Group, state: _GroupState) -> Steps[Outcome]:
-        """Another rank came to the group with another stream: end both."""
+        """Another rank came to the group with another trace: end both."""
         proposal = _Proposal.unpack((yield from read(f"proposal/{state.now}")))
         message = self._difference(group, state, proposal)
-        why: Why = "ranks differ" if message else "streams differ"
+        why: Why = "ranks differ" if message else "traces differ"
         yield from _add(state.now, json.dumps([why, message]), group.ranks)
         yield from _notify(state.now, {*self.peers, *group.ranks})
         return (yield from self._end(why, message))
 
     def _difference(self, group: Group, state: _GroupState, proposal: _Proposal) -> str:
         """Return a message that shows that the program's ranks do not match; "" if they may."""
-        number, other = self.numbers.get(group.id, -1), proposal.stream
+        number, other = self.numbers.get(group.id, -1), proposal.trace
         # A rank that runs a function in Python compiles what it calls: launches before that are in
         # no graph.
         if any(
-            stream.behind_python or self.decided.is_left_to_python(stream)
-            for stream in (self.stream, other)
+            trace.behind_python or self.decided.is_left_to_python(trace)
+            for trace in (self.trace, other)
         ):
             return ""
         # One rank may train where another evaluates, and of a piece of the program the backward
         # follows before the rest.
-        if self.stream.is_joint or other.is_joint:
+        if self.trace.is_joint or other.is_joint:
             return ""
-        whole = not (self.stream.partial or state.partial)
+        whole = not (self.trace.partial or state.partial)
         # Two whole graphs of one function launch the same, on every group that both ranks are in.
-        # Who put the stream down may hold it as a part where who posted it holds it as a whole.
-        of_one = whole and not other.partial and _is_one_call(self.stream, other)
+        # Who put the trace down may hold it as a part where who posted it holds it as a whole.
+        of_one = whole and not other.partial and _is_one_call(self.trace, other)
         # A backward graph is compiled before its forward one runs: what it launches first says
         # nothing of where a broken program stands, nothing beside a forward graph, and nothing of
         # another call.
-        backward = {self.stream.backward, other.backward}
+        backward = {self.trace.backward, other.backward}
         if not (backward == {False} or (of_one and backward == {True})):
             return ""
         pairs = [(group.name, number, self._theirs(group, state.number, proposal), state.by)]
         if of_one:
             theirs_of = {each.id: i for i, each in enumerate(other.groups) if self.me in each.ranks}
-            for i, each in enumerate(self.stream.groups):
+            for i, each in enumerate(self.trace.groups):
                 if proposal.rank in each.ranks:
                     theirs = other.on(theirs_of.pop(each.id, -1))
                     pairs.append((each.name, i, theirs, proposal.rank))
@@ -423,23 +423,23 @@ class OrderAgreement:
                 (other.groups[i].name, -1, other.on(i), proposal.rank) for i in theirs_of.values()
             ]
         for name, i, theirs, rank in pairs:
-            mine = self.stream.on(i)
+            mine = self.trace.on(i)
             at = first_difference(mine, theirs)
             if at is None and of_one and len(mine) != len(theirs):
                 at = min(len(mine), len(theirs))
             if at is not None:
                 return _mismatch_message(
-                    name, at, (self.me, self.stream, mine), (rank, other, theirs)
+                    name, at, (self.me, self.trace, mine), (rank, other, theirs)
                 )
         return ""
 
     def _theirs(self, group: Group, number: int, proposal: _Proposal) -> list[Launch]:
-        """Return what others launch on the proposed stream's ``number``th group, ``group`` here.
+        """Return what others launch on the proposed trace's ``number``th group, ``group`` here.
 
         The proposing rank may be of another row of the mesh. Its sizes then do not hold for this
         group and are left out.
         """
-        launches = proposal.stream.on(number)
+        launches = proposal.trace.on(number)
         if proposal.rank in group.ranks:
             return launches
         return [replace(each, payload_bytes=None) for each in launches]
@@ -454,7 +454,7 @@ class OrderAgreement:
         return (yield from self._outcome(decision))
 
     def _end(self, why: Why, message: str = "", notify: Iterable[int] = ()) -> Steps[Outcome]:
-        """End the stream without a plan, unless it was agreed on in the meantime."""
+        """End the trace without a plan, unless it was agreed on in the meantime."""
         decision = yield from _add(self.key, json.dumps([why, message]), [self.me])
         yield from _notify(self.key, notify)
         return (yield from self._outcome(decision))
@@ -523,7 +523,7 @@ def _is_agreed(decision: str, ranks: Iterable[int]) -> bool:
     return any(entry[0] == "agreed" and wanted <= set(entry[1]) for entry in _entries(decision))
 
 
-def _is_one_call(one: Stream, other: Stream) -> bool:
+def _is_one_call(one: CollectiveTrace, other: CollectiveTrace) -> bool:
     """Return whether both are of one function as it is called in one place.
 
     A function that calls others of its own kind, as a container of layers does, may be compiled
@@ -538,8 +538,8 @@ def _notify(key: str, ranks: Iterable[int]) -> Steps[None]:
         yield Write(values)
 
 
-def _mismatch(mine: Stream, me: int, theirs: Stream, rank: int) -> str:
-    """Of two graphs with the same stream, whose payloads must be the same too."""
+def _mismatch(mine: CollectiveTrace, me: int, theirs: CollectiveTrace, rank: int) -> str:
+    """Of two graphs with the same trace, whose payloads must be the same too."""
     at = first_difference(mine.launches, theirs.launches)
     if at is None or rank not in mine.groups[mine.launches[at].group].ranks:
         return ""
@@ -551,19 +551,21 @@ def _mismatch(mine: Stream, me: int, theirs: Stream, rank: int) -> str:
     return _mismatch_message(mine.groups[number].name, at, (me, mine, own), (rank, theirs, other))
 
 
-_Side = tuple[int, Stream, Sequence[Launch]]  # a rank, its stream, its launches on the group
+_Side = tuple[
+    int, CollectiveTrace, Sequence[Launch]
+]  # a rank, its trace, its launches on the group
 
 
 def _mismatch_message(group: str, at: int, mine: _Side, theirs: _Side) -> str:
     def launch(side: _Side) -> str:
-        _, stream, on = side
+        _, trace, on = side
         if at >= len(on):
-            return "no further launch" + (f" (in {stream.root})" if stream.root else "")
+            return "no further launch" + (f" (in {trace.root})" if trace.root else "")
         return f"'{on[at].text()}'" + (f" ({on[at].line})" if on[at].line else "")
 
-    (me, stream, _), (rank, _, _) = mine, theirs
+    (me, trace, _), (rank, _, _) = mine, theirs
     return (
         f"Ranks {rank} and {me} would launch different collectives on group {group!r} in graph "
-        f"{stream.graph or stream.root}: launch {at} is {launch(theirs)} on rank {rank} and "
+        f"{trace.graph or trace.root}: launch {at} is {launch(theirs)} on rank {rank} and "
         f"{launch(mine)} on rank {me}."
     )

@@ -15,7 +15,7 @@ from inductor_passes.inductor import shared_compile
 from inductor_passes.inductor.shared_compile import SharedLowering
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.ranks import compile_once, decision
-from inductor_passes.ranks.collective_trace import Group, Launch, Stream
+from inductor_passes.ranks.collective_trace import CollectiveTrace, Group, Launch
 from inductor_passes.ranks.coordination import Coordination
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.testing import trace
@@ -114,7 +114,7 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
     first, second = SharedLowering(Coordination(store), 0), SharedLowering(Coordination(store), 1)
     assert not first.missed(KEY)
     launch = Launch("all_reduce sum float32", 0, ("f:3",), 8)
-    first.offers(Stream((Group("3", (0, 1)),), (launch,)), offer=None)
+    first.offers(CollectiveTrace((Group("3", (0, 1)),), (launch,)), offer=None)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(second.missed, KEY)
         while not voted:
@@ -134,7 +134,7 @@ def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compil
     monkeypatch.setattr(c10d, "real_group_ranks", {"3": (1, 3)}.get)
     store, plan = dist.HashStore(), "[[[1], 0], [[0], 0]]"
     launches = tuple(Launch("all_reduce sum float32", 0, (f"f:{line}",), 8) for line in (3, 4))
-    stream = Stream((Group("3", (1, 3)),), launches)
+    stream = CollectiveTrace((Group("3", (1, 3)),), launches)
     ranks = {rank: decision.Orders(store, rank, None) for rank in (1, 3)}
     with ThreadPoolExecutor(2) as pool:
         settled = pool.map(lambda job: job.decide(stream, CachedOffer(plan)).plan, ranks.values())
@@ -226,7 +226,7 @@ def test_ranks_that_do_not_match_are_no_failure_of_the_store(monkeypatch):
 def test_nothing_is_shared_without_a_job_or_unless_asked_for():
     for wanted in (True, False):
         options = PassOptions(compile="shared" if wanted else "each")
-        session = SimpleNamespace(options=options, cache_salt="", trace=None)
+        session = SimpleNamespace(options=options, cache_salt="", shared_trace=None)
         with shared_compile.share_lowering(session, ()) as found:
             assert found is None
 

@@ -10,11 +10,11 @@ import pytest
 import torch.distributed as dist
 
 from inductor_passes.ranks import compile_once
-from inductor_passes.ranks.collective_trace import PROGRAM, Group, Launch, Stream
+from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, Group, Launch
 from inductor_passes.ranks.compile_once import Claim, End, Turn, Waiting, claim
 from inductor_passes.ranks.coordination import Coordination, CoordinationError
 
-STREAM = Stream((Group("0", (0, 1)),), (Launch("all_reduce sum float32", 0, ("f:3",), 8),))
+STREAM = CollectiveTrace((Group("0", (0, 1)),), (Launch("all_reduce sum float32", 0, ("f:3",), 8),))
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ class Chosen:
         return plan in self._follows
 
 
-def waiting(store, turn, rank, vote=lambda stream, offer: None):
+def waiting(store, turn, rank, vote=lambda trace, offer: None):
     return Waiting(store, turn, rank, "-", vote)
 
 
@@ -110,8 +110,8 @@ def test_who_waits_votes_as_the_rank_that_compiles():
     store, voted = Coordination(dist.HashStore()), []
     turn = claim(store, "k", 0, "-")
 
-    def vote(stream, offer):
-        voted.append((stream, offer.plan(), offer.can_follow("a"), offer.can_follow("b")))
+    def vote(trace, offer):
+        voted.append((trace, offer.plan(), offer.can_follow("a"), offer.can_follow("b")))
         voted.append(offer.can_follow(PROGRAM))
 
     waits = in_a_thread(waiting(store, claim(store, "k", 1, "-"), 1, vote).outcome)
@@ -128,7 +128,7 @@ def test_who_gets_no_answer_compiles_by_itself_and_casts_no_vote():
     store, voted = Coordination(dist.HashStore()), []
     turn = claim(store, "k", 0, "-")
 
-    def vote(stream, offer):
+    def vote(trace, offer):
         voted.append(offer.can_follow("nobody asked"))
 
     turn.offers(STREAM, Chosen("mine"))
@@ -151,7 +151,7 @@ def test_who_gets_no_answer_of_one_that_is_done_or_dead_takes_its_entry_or_its_p
         turn._over.set()
 
     found = waiting(
-        store, turn.turn, 1, lambda stream, offer: offer.can_follow("nobody asked")
+        store, turn.turn, 1, lambda trace, offer: offer.can_follow("nobody asked")
     ).outcome()
     assert found == End("d") if ends else isinstance(found, Claim)
     if not ends:
@@ -163,7 +163,7 @@ def test_a_plan_of_one_that_died_is_the_programs():
     dead = claim(store, "k", 0, "-")
     dead.offers(STREAM, Chosen("mine"))
     dead._over.set()
-    found = waiting(store, dead.turn, 1, lambda stream, offer: voted.append(offer.plan())).outcome()
+    found = waiting(store, dead.turn, 1, lambda trace, offer: voted.append(offer.plan())).outcome()
     assert isinstance(found, Claim)
     assert voted == [PROGRAM]
     found.end("", None)
@@ -236,7 +236,7 @@ class Compiling:
 def outcome(store, turn, still_s, rank=1):
     """How a wait ended, and after how long."""
     began = time.monotonic()
-    waits = Waiting(store, turn, rank, "-", lambda stream, offer: None, still_s=still_s)
+    waits = Waiting(store, turn, rank, "-", lambda trace, offer: None, still_s=still_s)
     return waits.outcome(), time.monotonic() - began
 
 
@@ -280,7 +280,7 @@ def test_who_waits_for_a_plan_of_a_compile_that_hangs_goes_on():
     with Compiling(store, "k") as turn:
         turn.offers(STREAM, Chosen("mine"))
         waits = Waiting(
-            store, turn.turn, 1, "-", lambda stream, offer: voted.append(offer.plan()), still_s=0.2
+            store, turn.turn, 1, "-", lambda trace, offer: voted.append(offer.plan()), still_s=0.2
         )
         assert in_a_thread(waits.outcome).result(5) == End("")
         assert voted == [PROGRAM]

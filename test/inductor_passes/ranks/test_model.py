@@ -167,7 +167,7 @@ def test_operations_a_rank_and_graph_are_few():
     assert result.operations <= 15 * ranks, result.operations / ranks
 
 
-def by_itself(rank, stream, offer):
+def by_itself(rank, trace, offer):
     """What came before: each rank plans for what it holds, and ranks compare each graph's
     launches, by its number.
     """
@@ -225,7 +225,7 @@ def own_groups_alone(self):
 
 
 def does_not_wait(me, known):
-    yield Write(((f"left/{known.stream.key}/{me}", "1"),))
+    yield Write(((f"left/{known.trace.key}/{me}", "1"),))
     return ()
 
 
@@ -245,7 +245,7 @@ RULES = {
     "who comes too late beside a plan does not run": (
         DecidedTraces,
         "may_be_running",
-        lambda self, stream: None,
+        lambda self, trace: None,
     ),
     "what is left to Python is said": (
         importlib.import_module("inductor_passes.ranks.decision"),
@@ -258,7 +258,7 @@ RULES = {
         "_is_called_elsewhere",
         lambda *_: False,
     ),
-    "who is behind Python says so": (DecidedTraces, "is_behind_python", lambda self, stream: False),
+    "who is behind Python says so": (DecidedTraces, "is_behind_python", lambda self, trace: False),
     "a later graph takes what was settled": (DecidedTraces, "get", lambda self, *_: None),
     "backward graphs of a function that is cut do not wait": (
         DecidedTraces,
@@ -268,7 +268,7 @@ RULES = {
     "sizes of other rows are not compared": (
         OrderAgreement,
         "_theirs",
-        lambda self, group, number, put: put.stream.on(number),
+        lambda self, group, number, put: put.trace.on(number),
     ),
     "a plan is followed or refused": (model.Offer, "can_follow", lambda self, plan: True),
 }
@@ -287,7 +287,7 @@ def errors_beside_python():
 
 def test_what_python_launches_and_awaits_later_is_not_compared(monkeypatch):
     assert not errors_beside_python()
-    monkeypatch.setattr(DecidedTraces, "is_left_to_python", lambda self, stream: False)
+    monkeypatch.setattr(DecidedTraces, "is_left_to_python", lambda self, trace: False)
     assert errors_beside_python()
 
 

@@ -21,11 +21,11 @@ from inductor_passes.ranks import collective_trace
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
+    CollectiveTrace,
     Frame,
     Group,
     Launch,
     LaunchPlan,
-    Stream,
     frame_of_graph,
     is_same,
     may_meet,
@@ -46,7 +46,7 @@ SUM = "all_reduce sum float32"
 def stream(*paths, partial=False, what=SUM, ranks=(0, 1)):
     group = Group("0", ranks)
     launches = tuple(Launch(what, 0, tuple(path.split())) for path in paths)
-    return Stream((group,), launches, partial=partial, root="f", graph="0/0:forward")
+    return CollectiveTrace((group,), launches, partial=partial, root="f", graph="0/0:forward")
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_code_carries_its_stream_and_plan():
     one = stream("f:1 g:2", "f:3")
     collective_trace.count(one, "[[[1, 0], 0]]")
     (found,) = before.since()
-    assert (found.stream, found.plan) == (one, "[[[1, 0], 0]]")
+    assert (found.trace, found.plan) == (one, "[[[1, 0], 0]]")
     assert collective_trace.Counts().since() == []
 
 
@@ -156,7 +156,7 @@ def test_deep_nesting_is_damage_too(caplog):
 
 def test_streams_are_named_by_lines_and_launches_and_not_by_sizes_or_groups():
     one = stream("f:1", "f:2")
-    other = Stream(
+    other = CollectiveTrace(
         (Group("7", (2, 3)),),
         tuple(Launch(SUM, 0, launch.path, 64, "line") for launch in one.launches),
         root="f",
@@ -164,10 +164,10 @@ def test_streams_are_named_by_lines_and_launches_and_not_by_sizes_or_groups():
     )
     assert one.key == other.key
     assert one.key != stream("f:1", "f:3").key and one.key != stream("f:1").key
-    assert Stream.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert CollectiveTrace.from_json(json.loads(json.dumps(one.to_json()))) == one
     for bad in (None, [], {}, {**one.to_json(), "version": 0}, {**one.to_json(), "launches": [1]}):
-        with pytest.raises(ValueError, match="no stream"):
-            Stream.from_json(bad)
+        with pytest.raises(ValueError, match="no trace"):
+            CollectiveTrace.from_json(bad)
 
 
 def test_which_streams_ranks_may_run_for_one_another():
@@ -259,7 +259,7 @@ def test_functions_of_one_name_in_two_files_are_two():
     assert whole.is_of("f (one.py:2-6)") and whole.is_of("launch (one.py:7-8)")
     for other in ("f (two.py:2-6)", "f (one.py:7-8)", "launch (two.py:1-99)", "", "f"):
         assert not whole.is_of(other), other
-    assert Stream.from_json(whole.to_json()).is_of("launch (one.py:7-8)")
+    assert CollectiveTrace.from_json(whole.to_json()).is_of("launch (one.py:7-8)")
 
 
 def test_what_is_called_from_elsewhere_is_another_call():
