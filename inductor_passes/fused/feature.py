@@ -41,7 +41,7 @@ class FusedKernels(Extension):
     def before_call(self) -> Callable[[], object] | None:
         if availability.why_not_here():
             return None
-        from inductor_passes.fused.kernels.workspace import raise_if_failed
+        from inductor_passes.fused.kernels.workspace import raise_if_failed  # imports triton
 
         # Replaying a CUDA graph runs no operator that would raise what an earlier call reported.
         return lambda: raise_if_failed(wait=False)
@@ -70,7 +70,7 @@ class FusedKernels(Extension):
 
 
 def register() -> None:
-    """Add the fusions behind all passes, and the rest."""
+    """Add the fusions after all passes, and the extension."""
     for fusion in FUSIONS:
         registry.register(fusion)
     registry.register_extension(FusedKernels())

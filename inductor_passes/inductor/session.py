@@ -171,47 +171,38 @@ class CompileSession:
                 "The backward graph will not compile where it is needed: %s",
                 self._backward_errors[0],
             )
+            # The forward graph comes again too, as a rule from Inductor's cache: AOTAutograd raises
+            # what a backward compile raises that was forced, and keeps nothing of the compile.
             return self._traced(gm, inputs)
 
     def _traced(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
-        """AOTAutograd's part, by this rank or by one that has the same program."""
+        """AOTAutograd's part, in the order of launches that ranks agree on."""
+        return self.agreed(functools.partial(self._trace_or_load, gm, inputs))
 
-        def trace() -> Code:
-            return inductor_compat.compile_fx(gm, inputs, self.lower, self.patches, self.region)
+    def _trace_or_load(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
+        """Trace and compile, or load what a rank has made that has the same program."""
+        made, rank = share_trace(
+            self,
+            UntracedProgram(gm, inputs),
+            self._is_rank_free,
+            lambda: inductor_compat.compile_fx(gm, inputs, self.lower, self.patches, self.region),
+        )
+        if rank is not None:
+            self.made_by = f"the compile of rank {rank}"
+        return made
 
-        def shared() -> Code:
-            made, rank = share_trace(
-                self,
-                UntracedProgram(gm, inputs),
-                lambda joint: is_rank_free(joint, self.patches),
-                trace,
-            )
-            if rank is not None:
-                self.made_by = f"the compile of rank {rank}"
-            return made
-
-        return self.agreed(shared)
+    def _is_rank_free(self, gm: fx.GraphModule) -> bool:
+        return is_rank_free(gm, self.patches)
 
     def lower(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
         """Make code of a graph of AOTAutograd's: inference, forward or backward, the last
         perhaps long after ``run``.
         """
-        rank_free = is_rank_free(gm, self.patches)
+        rank_free = self._is_rank_free(gm)
         if self.shared_trace is not None:
-            self.shared_trace.traced(gm, lambda gm: is_rank_free(gm, self.patches))
+            self.shared_trace.traced(gm, self._is_rank_free)
         name_groups_alike(gm)
         self.made_by = "Inductor's cache"
-
-        def lowered() -> Any:
-            with share_lowering(self, inputs) as self.lowering:
-                made = self._lower_by(gm, inputs, **how)
-            shared, self.lowering = self.lowering, None
-            if shared is not None and shared.made_by is not None:
-                self.made_by = f"the compile of rank {shared.made_by}"
-            if self.shared_trace is not None:
-                self.shared_trace.compiled("" if shared is None else shared.key, rank_free)
-            return made
-
         before, self.pending = self.pending, {}
         code: Any = None
         try:
@@ -221,7 +212,7 @@ class CompileSession:
                 caches.keyed_by_rank(not rank_free),
                 _ranks_that_differ_say_so(),
             ):
-                code = self.agreed(lowered)
+                code = self.agreed(lambda: self._lower_or_load(gm, inputs, how, rank_free))
         except Exception as error:
             if how.get("is_backward"):
                 self._backward_errors.append(str(error))
@@ -232,6 +223,23 @@ class CompileSession:
             recorder.complete(fresh, lambda record: order_kept(record.order, source))
         self.publish(bool(fresh))
         return code
+
+    def _lower_or_load(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        how: Mapping[str, Any],
+        rank_free: bool,
+    ) -> Any:
+        """Run Inductor, or load what a rank has made that has the same graph."""
+        with share_lowering(self, inputs) as self.lowering:
+            made = self._lower_by(gm, inputs, **how)
+        shared, self.lowering = self.lowering, None
+        if shared is not None and shared.made_by is not None:
+            self.made_by = f"the compile of rank {shared.made_by}"
+        if self.shared_trace is not None:
+            self.shared_trace.compiled("" if shared is None else shared.key, rank_free)
+        return made
 
     def agreed(self, make: Callable[[], T]) -> T:
         """Return what ``make`` compiles or loads, in the order of launches that all ranks agree on.

@@ -1,10 +1,10 @@
 """Agree with all ranks on one collective order per graph, through the job's store.
 
-Each rank compiles the graph. Its ``CollectiveTrace`` lists its collectives; a plan is an
-order of them. The first rank with a trace proposes its plan. Every rank that compiles a graph of the
-same trace votes whether its graph can follow. Voting ends once all ranks have voted that groups
-connect. The last voter then writes the *decision*: the plan, or the program's order. One key holds
-the decision. Only compare and set changes it, so that no two ranks ever read different decisions.
+Each rank compiles the graph. Its ``CollectiveTrace`` lists its collectives; a plan is an order of
+them. The first rank with a trace proposes its plan. Every rank that compiles a graph of the same
+trace votes whether its graph can follow. Voting ends once all ranks have voted that groups connect.
+The last voter then writes the *decision*: the plan, or the program's order. One key holds the
+decision. Only compare and set changes it, so that no two ranks ever read different decisions.
 
 Some rank may never come with that trace: a graph break made two traces of it there, which run in
 turn. The store therefore keeps a *state* of each group. It holds the trace that the group's ranks
