@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 Schema = Mapping[str, Any]
+# An object as JSON has it; a schema, or its reader, knows what is in it.
+JsonObject = dict[str, Any]
 MIB = 2**20
 _SHOWN = 57
 

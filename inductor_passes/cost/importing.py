@@ -29,7 +29,7 @@ from inductor_passes.cost.collectives import GroupShape, shape_of_ranks
 from inductor_passes.cost.machine import Machine
 from inductor_passes.cost.topology import Product, Topology
 from inductor_passes.errors import TopologyError
-from inductor_passes.files import MIB, MOST, Form, checked, shown
+from inductor_passes.files import MIB, MOST, Form, JsonObject, checked, shown
 
 GroupKey = tuple[str, int, int]  # kind, ranks, nodes
 
@@ -58,7 +58,7 @@ def medians(samples: Iterable[tuple[int, float]]) -> dict[int, float]:
     return {size: statistics.median(times) for size, times in by_size.items()}
 
 
-def add_to(content: dict[str, Any], found: Measurements) -> None:
+def add_to(content: JsonObject, found: Measurements) -> None:
     """Put measurements into a topology file's content; a point that is there already is
     replaced.
     """
@@ -77,7 +77,7 @@ def add_to(content: dict[str, Any], found: Measurements) -> None:
             del section[name]
 
 
-def _entry(entries: list[dict[str, Any]], key: dict[str, Any], source: str) -> dict[str, Any]:
+def _entry(entries: list[JsonObject], key: JsonObject, source: str) -> JsonObject:
     """The entry of a key, made if there is none; its source names every file it is from."""
     for entry in entries:
         if all(entry[name] == value for name, value in key.items()):
@@ -87,7 +87,7 @@ def _entry(entries: list[dict[str, Any]], key: dict[str, Any], source: str) -> d
     return entries[-1]
 
 
-def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
+def errors_of(found: Measurements, base: Topology) -> list[JsonObject]:
     """Return how far a topology's predictions were from each table, in percent of what was
     measured.
     """
@@ -112,7 +112,7 @@ def product_us(topology: Topology, dtype: str, shape: Product) -> float:
     return Machine(topology).product_us(dtype, shape, b * (m * k + k * n + m * n) * size)
 
 
-def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
+def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> JsonObject:
     off = [100 * abs(predicted / measured - 1) for measured, predicted in pairs]
     return {
         "table": what,
@@ -123,7 +123,7 @@ def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> dict[str, 
     }
 
 
-def errors_as_text(result: dict[str, Any]) -> str:
+def errors_as_text(result: JsonObject) -> str:
     """The same in lines: which file, and each of its ``tables``."""
     lines = [f"{result['out']}: topology {result['topology']!r}"]
     for row in result["tables"]:
@@ -275,7 +275,7 @@ BYTES_OF_TYPES = {
     "long": 8,
     "int": 4,
 }
-Event = dict[str, Any]
+Event = JsonObject
 
 _MOST_RANKS = 2**18
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
@@ -304,7 +304,7 @@ PROFILE = Form(
 )
 
 
-def _event(arguments: dict[str, Any]) -> Form:
+def _event(arguments: JsonObject) -> Form:
     """An event with these among its arguments, if it has them."""
     of_arguments = {
         "type": "object",

@@ -33,6 +33,7 @@ from inductor_passes.cost.measure_device import DeviceTimes
 from inductor_passes.cost.measure_links import LinkTimes, Points
 from inductor_passes.cost.topology import topology_text
 from inductor_passes.errors import CalibrationError, PassesError
+from inductor_passes.files import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +114,13 @@ _REACHED = "by definition: the rate given is what was reached"
 
 def topology_of(
     base: str, *, name: str, where: str, device: DeviceTimes | None, links: LinkTimes | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The content of a topology file, without tables: ``tables_of`` has these, for ``add_to``.
 
     ``base``: the topology, by name or path, that what was not measured is taken from. ``where``:
     the machine and when, for every source. Raises TopologyError if there is no ``base``.
     """
-    content: dict[str, Any] = json.loads(topology_text(base))
+    content: JsonObject = json.loads(topology_text(base))
     _borrow(content, f"not measured here, taken from topology {content['name']!r}: ")
     content["name"] = name
     content["description"] = f"Measured on {where}."
@@ -148,7 +149,7 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _borrow(section: dict[str, Any], prefix: str) -> None:
+def _borrow(section: JsonObject, prefix: str) -> None:
     """Say of every figure and table that it comes from elsewhere."""
     for key, value in section.items():
         if key == "source":
@@ -161,14 +162,14 @@ def _borrow(section: dict[str, Any], prefix: str) -> None:
                     _borrow(entry, prefix)
 
 
-def _figure(value: float, source: str) -> dict[str, Any]:
+def _figure(value: float, source: str) -> JsonObject:
     return {
         "value": value if isinstance(value, int) else _short(value),
         "source": source,
     }
 
 
-def _set_device(section: dict[str, Any], times: DeviceTimes, how: str) -> None:
+def _set_device(section: JsonObject, times: DeviceTimes, how: str) -> None:
     for dtype in times.products:
         rate, shape = times.tflops(dtype)
         section["matmul"][dtype] = {
@@ -189,7 +190,7 @@ def _set_device(section: dict[str, Any], times: DeviceTimes, how: str) -> None:
     section["kernel_us"] = _figure(times.kernel_us, f"{how}: add of 16 elements, many in a row")
 
 
-def _set_links(content: dict[str, Any], times: LinkTimes, how: str) -> None:
+def _set_links(content: JsonObject, times: LinkTimes, how: str) -> None:
     section, layout = content["links"], times.layout
     inside, reduction = within_node(times), all_reduce_within_node(times)
     outside = across_nodes(times, None if inside is None else inside.start_us)
@@ -234,7 +235,7 @@ def _set_links(content: dict[str, Any], times: LinkTimes, how: str) -> None:
     _drop(section, "measured", lambda e: (e["kind"], e["ranks"], e["nodes"]) in mine)
 
 
-def _drop(section: dict[str, Any], name: str, is_measured: Callable[[Any], bool]) -> None:
+def _drop(section: JsonObject, name: str, is_measured: Callable[[Any], bool]) -> None:
     """Drop the base's tables of what was measured; no table at all where none is left, as a file
     may not be empty.
     """

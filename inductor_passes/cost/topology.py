@@ -44,14 +44,14 @@ from pathlib import Path
 from typing import Any
 
 from inductor_passes.errors import TopologyError
-from inductor_passes.files import Form, checked, parsed, text_of
+from inductor_passes.files import Form, JsonObject, checked, parsed, text_of
 
 _TEXT = {"type": "string", "pattern": "\\S"}
 _WHOLE = {"type": "integer", "minimum": 1}
 _ABOVE_ZERO = {"type": "number", "exclusiveMinimum": 0}
 
 
-def _object(optional: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+def _object(optional: tuple[str, ...] = (), **fields: Any) -> JsonObject:
     return {
         "type": "object",
         "properties": fields,
@@ -60,15 +60,15 @@ def _object(optional: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
     }
 
 
-def _list(item: dict[str, Any]) -> dict[str, Any]:
+def _list(item: JsonObject) -> JsonObject:
     return {"type": "array", "items": item, "minItems": 1}
 
 
-def _figure(**value: Any) -> dict[str, Any]:
+def _figure(**value: Any) -> JsonObject:
     return _object(value={"type": "number", **value}, source=_TEXT)
 
 
-def _rows(width: int) -> dict[str, Any]:
+def _rows(width: int) -> JsonObject:
     """Rows of whole numbers, each with a time behind them."""
     numbers = [{"type": "integer", "minimum": 0}] * (width - 1)
     size = {"minItems": width, "maxItems": width}
@@ -419,10 +419,10 @@ def _fix() -> str:
     return f"Known topologies: {known}; or give the path of a JSON file of the same form."
 
 
-def _build(data: dict[str, Any]) -> Topology:
+def _build(data: JsonObject) -> Topology:
     device, links = data["device"], data["links"]
 
-    def figure(section: dict[str, Any], name: str, default: float = 0.0) -> float:
+    def figure(section: JsonObject, name: str, default: float = 0.0) -> float:
         return float(section[name]["value"]) if name in section else default
 
     protocols = tuple(

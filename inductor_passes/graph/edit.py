@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import Target
 
 from inductor_passes.errors import InvariantError
 from inductor_passes.graph.collectives import JOINT, MEMBERS
@@ -74,16 +73,16 @@ def static_shape(node: object) -> tuple[int, ...] | None:
 
 def emit(
     graph: fx.Graph,
-    target: Target,
+    target: object,
     args: tuple[Any, ...],
     like: fx.Node,
     kwargs: Mapping[str, Any] | None = None,
-    value_of: Callable[[fx.Node], Any] | None = None,
+    value_of: Callable[[fx.Node], object] | None = None,
 ) -> fx.Node:
     """Call ``target`` at the graph's insertion point, in the name of ``like``; ``value_of``:
     what finds its value.
     """
-    assert callable(target)  # a node's ``target`` may be a name, but no such node is emitted anew
+    assert callable(target)  # the name of a method or a submodule is not emitted anew
     node = graph.call_function(target, args, dict(kwargs or {}))
     node.meta.update({key: like.meta[key] for key in INHERITED if key in like.meta})
     node.meta["val"] = (value_of or computed)(node)
@@ -125,7 +124,7 @@ def erase_unused(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
         pending.extend(source for source in sources if _is_pure(source))
 
 
-def chain_above(node: object, through: frozenset[Any] = PLACING) -> list[fx.Node]:
+def chain_above(node: object, through: frozenset[object] = PLACING) -> list[fx.Node]:
     """``node``, its input, the input of that ... as long as ops of ``through`` lead up; the
     source last.
     """
@@ -217,7 +216,7 @@ def _makes_memory(target: object) -> bool:
     return target._schema.returns[0].alias_info is None
 
 
-def _key_of(given: Any) -> object:
+def _key_of(given: object) -> object:
     """All of an argument that a value's shape can depend on, hashable."""
     if isinstance(given, fx.Node):
         return _key_of(value(given))

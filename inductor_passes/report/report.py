@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import inductor_passes
+from inductor_passes.files import JsonObject
 from inductor_passes.records import GraphRecord
 from inductor_passes.report import recorder
 from inductor_passes.report.figures import GraphsReport, titled
@@ -30,7 +31,7 @@ from inductor_passes.simulate import chrome_trace
 log = logging.getLogger(__name__)
 
 
-def trace(report: GraphsReport) -> dict[str, Any]:
+def trace(report: GraphsReport) -> JsonObject:
     """The timelines of all graphs, before and after, as one Chrome trace."""
     timelines = {}
     for title, graph in titled(report.graphs):
@@ -43,7 +44,7 @@ def write_graphs(
     report: Any,
     directory: str | os.PathLike[str],
     html: Callable[[Any], str] = page,
-    timelines: Callable[[Any], dict[str, Any]] = trace,
+    timelines: Callable[[Any], JsonObject] = trace,
 ) -> tuple[Path, ...]:
     """Write ``report.html``, ``report.json`` and ``trace.json``; the paths written.
 

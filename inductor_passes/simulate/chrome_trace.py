@@ -7,14 +7,14 @@ docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from inductor_passes.files import JsonObject
 from inductor_passes.records import SpanRecord, TimelineRecord
 
 _COMPUTE_LANE = "compute"
 
 
-def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> dict[str, Any]:
+def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> JsonObject:
     """One process per timeline, one thread per lane, one complete event per span, a counter of
     memory.
 
@@ -22,7 +22,7 @@ def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> d
     microseconds, as the format wants them. An arrow leads from each collective to the wait that it
     held up.
     """
-    events: list[dict[str, Any]] = []
+    events: list[JsonObject] = []
     for pid, (title, timeline) in enumerate(timelines.items()):
         lanes = _lanes(timeline)
         events.append(
@@ -58,11 +58,11 @@ def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> d
     }
 
 
-def joined_traces(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined_traces(traces: Sequence[JsonObject]) -> JsonObject:
     """Traces of several ranks as one: each keeps its processes and arrows apart from the
     others'.
     """
-    events: list[dict[str, Any]] = []
+    events: list[JsonObject] = []
     processes = arrows = 0
     for trace in traces:
         for event in trace["traceEvents"]:
@@ -89,12 +89,12 @@ def _lanes(timeline: TimelineRecord) -> dict[str, int]:
     return lanes
 
 
-def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+def _metadata(name: str, pid: int, tid: int, args: JsonObject) -> JsonObject:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
-def _span(span: SpanRecord, pid: int, tid: int) -> dict[str, Any]:
-    event: dict[str, Any] = {
+def _span(span: SpanRecord, pid: int, tid: int) -> JsonObject:
+    event: JsonObject = {
         "ph": "X",
         "name": span.name,
         "cat": span.kind,
@@ -110,10 +110,10 @@ def _span(span: SpanRecord, pid: int, tid: int) -> dict[str, Any]:
 
 def _arrows(
     timeline: TimelineRecord, pid: int, lanes: Mapping[str, int], first_id: int
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """A wait ends at the very moment at which the collective that it waited for ends."""
     ends = {_end(span): span for span in timeline.spans if span.lane != _COMPUTE_LANE}
-    arrows: list[dict[str, Any]] = []
+    arrows: list[JsonObject] = []
     for span in timeline.spans:
         source = ends.get(_end(span))
         if span.kind != "wait" or source is None:

@@ -36,6 +36,9 @@ from inductor_passes.split.rules.rule import (
 from inductor_passes.torch_compat.aot import mode_of
 from inductor_passes.torch_compat.nodes import hold, new_symbols, size_hint, surely_equal
 
+# A size of a chunk: a number, or a node that makes what is a symbol.
+ChunkSize = int | fx.Node
+
 _MAKE_SYMBOLS = (aten._local_scalar_dense.default, aten.slice.Tensor)
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
@@ -88,7 +91,7 @@ class Cutter:
                 return
         for i in range(1 if step.once else self._count):
             args, kwargs = self._given(node, step, i)
-            target: Any = node.target
+            target: object = node.target
             if step.out == SUM and made and target in ADDING:
                 # One kernel adds to what is there.
                 own = args if ADDING[target] is not target else args[1:]
@@ -189,7 +192,9 @@ class Cutter:
             found.append(self._emit(aten.reshape.default, (piece, [*before, size, *after]), node))
         return found
 
-    def _around(self, like: fx.Node, node: fx.Node, dim: int) -> tuple[list[Any], list[Any]]:
+    def _around(
+        self, like: fx.Node, node: fx.Node, dim: int
+    ) -> tuple[list[ChunkSize], list[ChunkSize]]:
         """Return the sizes of a node before and after a dimension."""
         last = node.meta["val"].dim()
         before, after = range(dim), range(dim + 1, last)
@@ -197,29 +202,31 @@ class Cutter:
             self._size(like, node, d) for d in after
         ]
 
-    def _size(self, like: fx.Node, node: fx.Node, dim: int) -> Any:
+    def _size(self, like: fx.Node, node: fx.Node, dim: int) -> ChunkSize:
         """A size: a number, or a node that makes what is a symbol."""
         size = node.meta["val"].shape[dim]
         if isinstance(size, int):
             return size
         return self._emit(aten.sym_size.int, (node, dim), like)
 
-    def _times(self, like: fx.Node, size: Any, times: int) -> Any:
+    def _times(self, like: fx.Node, size: ChunkSize, times: int) -> ChunkSize:
         if isinstance(size, int):
             return size * times
         return size if times == 1 else self._emit(operator.mul, (size, times), like)
 
-    def _divided(self, like: fx.Node, size: Any, by: int, times: int = 1) -> Any:
+    def _divided(self, like: fx.Node, size: ChunkSize, by: int, times: int = 1) -> ChunkSize:
         """``size * times // by``, of a number or of a node."""
-        if isinstance(size, int) or times == 0:
-            return 0 if times == 0 else size * times // by
+        if times == 0:
+            return 0
+        if isinstance(size, int):
+            return size * times // by
         if by == times:
             return size
         return self._emit(operator.floordiv, (self._times(like, size, times), by), like)
 
     def _size_of(
         self, step: InParts, i: int, source: fx.Node, dim: int, by: int = 1, times: int = 1
-    ) -> Any:
+    ) -> ChunkSize:
         part = self._part(source, step.reads[source], i)
         return self._divided(source, self._size(source, part, dim), by, times)
 
@@ -307,7 +314,7 @@ class Cutter:
                 seen.append(self._emit(aten.reshape.default, (part, blocks), node))
             joined = self._emit(aten.cat.default, (seen, dim + 1), node)
             if equal:
-                size = rows * cut.outer * self._count
+                size = self._times(node, rows, cut.outer * self._count)
             else:
                 size = self._times(node, self._size(node, joined, dim + 1), cut.outer)
             joined = self._emit(aten.reshape.default, (joined, [*before, size, *after]), node)
@@ -318,10 +325,10 @@ class Cutter:
 
     def _emit(
         self,
-        target: Any,
-        args: tuple[Any, ...],
+        target: object,
+        args: tuple[object, ...],
         like: fx.Node,
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> fx.Node:
         # An operator of sizes alone has no fake tensor among its arguments that would bring its
         # mode.
@@ -371,7 +378,7 @@ class _Maker:
         return [self._cutter._part(source, self._step.reads[source], i) for i in range(self.count)]
 
     def emit(
-        self, target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+        self, target: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None = None
     ) -> fx.Node:
         return self._cutter._emit(target, args, self.node, kwargs)
 
@@ -386,7 +393,7 @@ def _bounded(node: fx.Node) -> None:
     hold(size.meta["val"] >= 0)
 
 
-def _makes_of_sizes(args: tuple[Any, ...]) -> bool:
+def _makes_of_sizes(args: Any) -> bool:
     """Return whether an operator makes a value of numbers alone."""
     found: list[fx.Node] = []
     fx.node.map_arg(args, found.append)

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+# A function of torch's, whose signature differs from version to version.
+TorchFunction = Callable[..., Any]
+Wrap = Callable[[TorchFunction], TorchFunction]
 
 _lock = threading.Lock()
 # By the owner and the name; the last block of a function takes it out.
-_wrapped_now: dict[tuple[Any, str], _WrappedFunction] = {}
+_wrapped_now: dict[tuple[object, str], _WrappedFunction] = {}
 
 
 class _WrappedFunction:
@@ -28,7 +30,7 @@ class _WrappedFunction:
     second thread that compiles meanwhile runs upstream's function.
     """
 
-    def __init__(self, owner: Any, name: str) -> None:
+    def __init__(self, owner: object, name: str) -> None:
         self.owner, self.name = owner, name
         self.found = vars(owner)[name]
         # ``vars`` has the descriptor: put back as it was, a static method stays one.
@@ -37,7 +39,7 @@ class _WrappedFunction:
         self.blocks: list[tuple[int, Wrap]] = []
 
         @functools.wraps(self.upstream)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             function, here = self.upstream, threading.get_ident()
             for thread, wrap in tuple(self.blocks):
                 if thread == here:
@@ -53,7 +55,7 @@ class _WrappedFunction:
 
 
 @contextlib.contextmanager
-def wrapped(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
+def wrapped(owner: object, name: str, wrap: Wrap) -> Iterator[None]:
     """Have this thread call ``wrap(upstream)`` in place of ``owner.name`` in the block; without
     such a function, nothing.
     """

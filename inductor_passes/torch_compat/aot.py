@@ -15,7 +15,7 @@ from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._mode_utils import no_dispatch
 
-from inductor_passes.torch_compat import wrapped
+from inductor_passes.torch_compat import TorchFunction, wrapped
 from inductor_passes.torch_compat.inductor import inductor_config, run_post_grad
 
 
@@ -77,7 +77,7 @@ def mode_of(value: object) -> Any:
 
 
 def run_on_local_tensors(
-    call: Callable[..., Any], world_size: int, arguments: Iterable[Mapping[int, torch.Tensor]]
+    call: TorchFunction, world_size: int, arguments: Iterable[Mapping[int, torch.Tensor]]
 ) -> list[list[torch.Tensor]]:
     """Call ``call`` once on tensors that hold every rank's value; its flat results, by rank.
 
@@ -89,7 +89,7 @@ def run_on_local_tensors(
     return [[tensor._local_tensors[rank] for tensor in flat] for rank in range(world_size)]
 
 
-def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[object]) -> None:
     """Give every node a fake value, ``meta["val"]``, from those of the graph's inputs. Seen in
     2.11 to 2.15.
     """
@@ -163,7 +163,7 @@ def merged_without(
         return
 
     def merging(upstream: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
-        def merged(graph: fx.Graph, **how: Any) -> fx.Graph:
+        def merged(graph: fx.Graph, **how: object) -> fx.Graph:
             before = compile_utils.rand_ops
             # ``fx_graph_cse`` never merges what is in ``rand_ops``: it is the only list of
             # exceptions that it has.
@@ -173,7 +173,7 @@ def merged_without(
             finally:
                 compile_utils.rand_ops = before
 
-        def changed(graph: fx.Graph, **how: Any) -> fx.Graph:
+        def changed(graph: fx.Graph, **how: object) -> fx.Graph:
             found = merged(graph, **how)
             # What ``again`` has replaced may leave equal nodes behind, which are merged by a second
             # run.
@@ -196,8 +196,8 @@ def before_partition(
     """
     from torch._inductor import compile_fx  # loads all of it
 
-    def asking(upstream: Callable[..., Any]) -> Callable[..., Any]:
-        def partition(gm: fx.GraphModule, *args: Any, **how: Any) -> Any:
+    def asking(upstream: TorchFunction) -> TorchFunction:
+        def partition(gm: fx.GraphModule, *args: object, **how: object) -> object:
             ask(gm, how)
             return upstream(gm, *args, **how)
 

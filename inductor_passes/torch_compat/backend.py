@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import fx
+
+from inductor_passes.torch_compat import TorchFunction
 
 # What a compile was given beyond Inductor's options, kept on torch's object for it.
 _OPTIONS = "dist_options"
@@ -25,10 +27,10 @@ class Request:
     """
 
     gm: fx.GraphModule
-    inputs: Any
-    own: Mapping[str, Any]
-    inductor: Mapping[str, Any]
-    upstream: Callable[[], Any]
+    inputs: Sequence[object]
+    own: Mapping[str, object]
+    inductor: Mapping[str, object]
+    upstream: Callable[[], object]
     region: str | None = None
 
 
@@ -104,10 +106,10 @@ def _is_ahead_of_time(wrapper: Any) -> bool:
     return bool(wrapper.compiler_name != "inductor")
 
 
-def _asks(taker: Taker, upstream: Any) -> Any:
+def _asks(taker: Taker, upstream: TorchFunction) -> TorchFunction:
     @functools.wraps(upstream)
-    def call(self: Any, model_: Any, inputs_: Any, **how: Any) -> Any:
-        def as_torch() -> Any:
+    def call(self: Any, model_: fx.GraphModule, inputs_: Sequence[object], **how: Any) -> object:
+        def as_torch() -> object:
             return upstream(self, model_, inputs_, **how)
 
         # An argument of a later torch that is not known here: torch's own way is right for it.
@@ -127,22 +129,22 @@ def _asks(taker: Taker, upstream: Any) -> Any:
     return call
 
 
-def _compares(upstream: Any) -> Any:
+def _compares(upstream: TorchFunction) -> TorchFunction:
     """Dynamo serves one compile's code to another whose backend is equal: other options are
     another backend.
     """
 
     @functools.wraps(upstream)
-    def equal(self: Any, other: object) -> Any:
-        found = upstream(self, other)
+    def equal(self: Any, other: object) -> bool:
+        found: bool = upstream(self, other)
         return found and getattr(self, _OPTIONS, {}) == getattr(other, _OPTIONS, {})
 
     return equal
 
 
-def _reads(taker: Taker, upstream: Any) -> Any:
+def _reads(taker: Taker, upstream: TorchFunction) -> TorchFunction:
     @functools.wraps(upstream)
-    def apply_options(self: Any, options: Any) -> Any:
+    def apply_options(self: Any, options: Mapping[str, object] | None) -> object:
         if not options or _is_ahead_of_time(self):
             return upstream(self, options)
         own, rest = taker.own_options(options)
@@ -153,10 +155,10 @@ def _reads(taker: Taker, upstream: Any) -> Any:
     return apply_options
 
 
-def _by_name(taker: Taker, upstream: Any) -> Any:
+def _by_name(taker: Taker, upstream: TorchFunction) -> TorchFunction:
     @functools.wraps(upstream)
-    def inductor(gm: Any, inputs: Any, **how: Any) -> Any:
-        def as_torch() -> Any:
+    def inductor(gm: fx.GraphModule, inputs: Sequence[object], **how: Any) -> object:
+        def as_torch() -> object:
             return upstream(gm, inputs, **how)
 
         if how.keys() - {"config_patches"}:

@@ -18,7 +18,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch.distributed.device_mesh import DeviceMesh
 
-from inductor_passes.torch_compat import wrapped
+from inductor_passes.torch_compat import TorchFunction, wrapped
 from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
 from inductor_passes.torch_compat.meshes import unpickled_as, without_places
 
@@ -86,8 +86,8 @@ def lowered_entries(missed: Callable[[str], bool]) -> Iterator[None]:
     """
     from torch._inductor.codecache import FxGraphCache  # loads all of Inductor
 
-    def looking_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
-        def load_with_key(key: str, *args: Any, **kwargs: Any) -> Any:
+    def looking_again(upstream: TorchFunction) -> TorchFunction:
+        def load_with_key(key: str, *args: object, **kwargs: object) -> object:
             found = upstream(key, *args, **kwargs)
             # The second look finds what ``missed`` has put there meanwhile, such as another rank's
             # entry.
@@ -196,16 +196,16 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
 
     noted = TracedEntries()
 
-    def looking_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
-        def lookup(key: str, *args: Any, **kwargs: Any) -> Any:
+    def looking_again(upstream: TorchFunction) -> TorchFunction:
+        def lookup(key: str, *args: object, **kwargs: object) -> object:
             noted.ask(key)
             found = upstream(key, *args, **kwargs)
             return upstream(key, *args, **kwargs) if found is None and missed(noted) else found
 
         return lookup
 
-    def noting(upstream: Callable[..., Any]) -> Callable[..., Any]:
-        def make_key(*args: Any, **kwargs: Any) -> Any:
+    def noting(upstream: TorchFunction) -> TorchFunction:
+        def make_key(*args: object, **kwargs: object) -> object:
             noted.note(lambda: str(upstream(*args, **kwargs)[0]))
             return upstream(*args, **kwargs)
 

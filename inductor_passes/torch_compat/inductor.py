@@ -8,7 +8,7 @@ and ``call_pass`` no longer asks whether torch has the class.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -16,6 +16,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import detect_fake_mode
 from torch.utils._ordered_set import OrderedSet
 
+from inductor_passes.torch_compat import TorchFunction
 from inductor_passes.torch_compat.dynamo import graph_being_compiled
 
 
@@ -106,7 +107,7 @@ def is_inference(told: bool | None) -> bool:
     return "inference" in graph_being_compiled() if told is None else told
 
 
-def call_pass(pass_: Callable[..., Any], graph: fx.Graph, is_inference: bool) -> None:
+def call_pass(pass_: TorchFunction, graph: fx.Graph, is_inference: bool) -> None:
     """Call a user's Inductor pass the way this torch would."""
     from torch._inductor import custom_graph_pass  # loads all of Inductor
 
@@ -170,10 +171,10 @@ def is_aot_inductor() -> bool:
 def compile_fx(
     gm: fx.GraphModule,
     example_inputs: Any,
-    inner_compile: Callable[..., Any],
-    patches: Mapping[str, Any],
+    inner_compile: TorchFunction,
+    patches: Mapping[str, object],
     region: str | None = None,
-) -> Callable[..., Any]:
+) -> TorchFunction:
     """Upstream's entry for backends. ``region``: the compile's name in torch's logs, from 2.12
     on. Seen in 2.11 to 2.15.
     """
@@ -194,14 +195,14 @@ def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
     return upstream(*args, **kwargs)
 
 
-def _tied(after: Sequence[Any], graph: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _tied(after: Sequence[object], graph: TorchFunction, *args: object, **kwargs: object) -> object:
     """``control_deps`` where nodes run in the order of the graph. Upstream's has no kernel below
     autograd up to 2.11.
     """
     return graph(*args, **kwargs)
 
 
-def run_post_grad(gm: fx.GraphModule, inputs: Sequence[Any], is_inference: bool) -> None:
+def run_post_grad(gm: fx.GraphModule, inputs: Sequence[object], is_inference: bool) -> None:
     """Run upstream's post-grad passes on a graph, in the fake mode of its inputs.
 
     ``post_grad_passes``, ``detect_fake_mode`` and ``V.set_fake_mode`` were seen in 2.11 to 2.15.
@@ -227,7 +228,7 @@ def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
             node.target = _tied
     gm.recompile()
 
-    def boxed(given: list[Any]) -> Any:
+    def boxed(given: list[object]) -> object:
         arguments = list(given)
         # The boxed convention: the caller's list is emptied, so that inputs can die while the graph
         # runs.

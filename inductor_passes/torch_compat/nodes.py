@@ -87,7 +87,7 @@ def surely_equal(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
     return statically_known_true(cast(Any, one == other))
 
 
-def namespace(target: Any) -> str | None:
+def namespace(target: object) -> str | None:
     """Namespace of an operator or of one of its overloads, such as ``aten``; None for anything
     else.
 
@@ -100,14 +100,14 @@ def namespace(target: Any) -> str | None:
     return None
 
 
-def is_random(target: Any) -> bool:
+def is_random(target: object) -> bool:
     """Return whether an overload draws random numbers. ``Tag.nondeterministic_seeded`` was seen
     in 2.11 to 2.15.
     """
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
-def higher_order_name(target: Any) -> str | None:
+def higher_order_name(target: object) -> str | None:
     """Name of a higher-order operator, such as ``flex_attention``; None for anything else. Seen
     in 2.11 to 2.15.
     """

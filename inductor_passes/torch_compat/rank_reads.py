@@ -11,7 +11,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -21,7 +21,9 @@ import torch.distributed as dist
 from torch._library import fake_class_registry
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from inductor_passes.torch_compat import TorchFunction, Wrap
 
 _KNOWN = {"torch", "dynamo_dist", "inductor_passes", *sys.stdlib_module_names}
 _OF_MESHES = ("get_rank", "get_local_rank", "_sym_get_coordinate")
@@ -103,7 +105,7 @@ def strategies_are_known() -> bool:
     )
 
 
-def is_known(function: Any) -> bool:
+def is_known(function: object) -> bool:
     """Return whether a function is torch's, ours or Python's own, by its module."""
     name = str(getattr(function, "__module__", None) or "builtins")
     return name.partition(".")[0] in _KNOWN
@@ -171,14 +173,14 @@ def _remembers(value: object) -> bool:
     )
 
 
-def _replace(undo: contextlib.ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+def _replace(undo: contextlib.ExitStack, owner: Any, name: str, wrap: Wrap) -> None:
     upstream, held = getattr(owner, name), vars(owner).get(name)  # of a class: what binds it, too
     setattr(owner, name, functools.wraps(upstream)(wrap(upstream)))
     undo.callback(lambda: delattr(owner, name) if held is None else setattr(owner, name, held))
 
 
-def _noting(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    def asked(*args: Any, **kwargs: Any) -> Any:
+def _noting(upstream: TorchFunction) -> TorchFunction:
+    def asked(*args: object, **kwargs: object) -> object:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         if caller.startswith("torch._logging"):  # a line of a log has the rank
             with as_a_key():
@@ -189,16 +191,16 @@ def _noting(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return asked
 
 
-def _unnoted(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    def made(*args: Any, **kwargs: Any) -> Any:
+def _unnoted(upstream: TorchFunction) -> TorchFunction:
+    def made(*args: object, **kwargs: object) -> object:
         with as_a_key():
             return upstream(*args, **kwargs)
 
     return made
 
 
-def _placed(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    def get_coordinate(self: DeviceMesh) -> Any:
+def _placed(upstream: TorchFunction) -> TorchFunction:
+    def get_coordinate(self: DeviceMesh) -> tuple[int, ...] | None:
         found = upstream(self)
         return found if found is None or not _here() else _Place(found)
 
@@ -211,17 +213,17 @@ class _Place(tuple[int, ...]):
     __slots__ = ()
 
 
-def _looked_at(name: str) -> Callable[..., Any]:
+def _looked_at(name: str) -> TorchFunction:
     upstream = getattr(tuple, name)
 
-    def looked(self: _Place, *args: Any) -> Any:
+    def looked(self: _Place, *args: object) -> object:
         _note("get_coordinate")
         return upstream(self, *args)
 
     return looked
 
 
-def _plain(self: _Place) -> tuple[Any, ...]:
+def _plain(self: _Place) -> tuple[object, ...]:
     return tuple, (tuple(self),)
 
 
@@ -234,10 +236,14 @@ for _name in (
     setattr(_Place, _name, _looked_at(_name))
 
 
-def _of_even(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _of_even(upstream: TorchFunction) -> TorchFunction:
     def local_shape(
-        shape: Any, mesh_shape: Any, lookup: Any, placements: Any, skip_offset: bool = False
-    ) -> Any:
+        shape: Sequence[int | torch.SymInt],
+        mesh_shape: Sequence[int],
+        lookup: object,
+        placements: Sequence[Placement],
+        skip_offset: bool = False,
+    ) -> object:
         is_alike = skip_offset and _is_even(shape, mesh_shape, placements)
         with as_a_key() if is_alike else contextlib.nullcontext():
             return upstream(shape, mesh_shape, lookup, placements, skip_offset)
@@ -245,7 +251,9 @@ def _of_even(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return local_shape
 
 
-def _is_even(shape: Sequence[Any], mesh_shape: Sequence[int], placements: Sequence[Any]) -> bool:
+def _is_even(
+    shape: Sequence[int | torch.SymInt], mesh_shape: Sequence[int], placements: Sequence[Placement]
+) -> bool:
     """Return whether all ranks have shards of one shape: plain shards whose dimensions divide by
     the ranks that share them.
     """

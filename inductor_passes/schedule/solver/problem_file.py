@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from inductor_passes.errors import ProblemError
-from inductor_passes.files import Form, load
+from inductor_passes.files import Form, JsonObject, load
 from inductor_passes.schedule.solver.problem import Node, Problem, Schedule, check_problem
 
 _OF_LAUNCHES = ("group", "op", "dtype", "payload")
@@ -82,7 +81,7 @@ def save_schedule(schedule: Schedule, path: str | Path) -> None:
     Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
 
 
-def problem_of(data: dict[str, Any], file: str = "") -> Problem:
+def problem_of(data: JsonObject, file: str = "") -> Problem:
     """The problem that checked JSON values are; ``file`` is its name in errors."""
     problem = Problem(
         name=data["name"],
@@ -99,9 +98,9 @@ def problem_of(data: dict[str, Any], file: str = "") -> Problem:
     return problem
 
 
-def _node(i: int, data: dict[str, Any], file: str) -> Node:
+def _node(i: int, data: JsonObject, file: str) -> Node:
     kind = data["kind"]
-    of_launch: dict[str, Any] = {"group": data.get("group", "")} if kind == "compute" else {}
+    of_launch: JsonObject = {"group": data.get("group", "")} if kind == "compute" else {}
     if kind == "launch":
         for key in _OF_LAUNCHES:
             if key not in data:

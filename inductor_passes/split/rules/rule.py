@@ -164,7 +164,7 @@ class Maker(Protocol):
         """All parts of an argument."""
 
     def emit(
-        self, target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+        self, target: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None = None
     ) -> fx.Node:
         """Make a node."""
 
