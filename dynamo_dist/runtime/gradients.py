@@ -177,7 +177,7 @@ class Gradients:
         if usual:
             self.usual = self._seen(outs, leaves)
 
-    def _plain_leaves(self, targets: Sequence[Any]) -> list[Any]:
+    def _plain_leaves(self, targets: Sequence[object]) -> list[Any]:
         """The parameter that each target accumulates for; None where a hook is given the
         gradient.
         """
@@ -194,7 +194,7 @@ class Gradients:
             self.unhooked = state
         return leaves
 
-    def _seen(self, outs: tuple[Any, ...], leaves: Sequence[Any]) -> _Usual:
+    def _seen(self, outs: tuple[object, ...], leaves: Sequence[object]) -> _Usual:
         added = [out for out in self.layout.wrapped if outs[out.local] is not None]
         known = [self.known[out.position] for out in added]
         return _Usual(
@@ -224,7 +224,7 @@ class Gradients:
         return _Known(mesh, spec, made._spec, made.requires_grad, made.dtype, fits)
 
 
-def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[Any]) -> bool:
+def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[object]) -> bool:
     """Add all gradients, if all that decides how is the same objects as before; else False, and
     nothing is done.
 
@@ -264,7 +264,7 @@ def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[A
     return True
 
 
-def _are_distinct(tensors: list[Any]) -> bool:
+def _are_distinct(tensors: list[object]) -> bool:
     return len(set(map(id, tensors))) == len(tensors)
 
 

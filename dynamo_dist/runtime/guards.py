@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from types import CellType, CodeType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -33,6 +33,13 @@ from torch.distributed.tensor import Placement
 
 from dynamo_dist.torch_compat import dtensor_specs, dynamo_guards
 from dynamo_dist.torch_compat.patching import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from dynamo_dist.torch_compat import Guard
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +57,15 @@ class Closures:
     """
 
     def __init__(self, guards: Any) -> None:
-        self.checks: dict[Any, dynamo_guards.Check] = {}
-        self.contents: dict[Any, object] = {}
+        self.checks: dict[object, dynamo_guards.Check] = {}
+        self.contents: dict[object, object] = {}
         self.implied: set[int] = set()
         # What hooks consist of, and what that was when they were traced.
         self._functions: list[FunctionType] = []
         self._codes: list[CodeType] = []
         self._cells: dict[int, CellType] = {}  # by id: the hooks of a module share some
         self._values: dict[int, object] = {}
-        self._keywords: list[dict[str, Any]] = []
+        self._keywords: list[dict[str, object]] = []
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards.inner:
             cell = dynamo_guards.cell_of(guard)
@@ -111,12 +118,12 @@ class Closures:
         return are(before, now) or all(map(is_equal, before, now))
 
 
-def are(before: Iterable[Any], now: Iterable[object]) -> bool:
+def are(before: Iterable[object], now: Iterable[object]) -> bool:
     """Return whether the objects of two equally long iterables are the same ones; asked in C."""
     return all(map(operator.is_, before, now))
 
 
-def is_same_hook(code: CodeType, held: Mapping[int, object], hook: Any) -> bool:
+def is_same_hook(code: CodeType, held: Mapping[int, object], hook: Callable[..., object]) -> bool:
     """Return whether a function has this code and its cells, by index, hold what these are."""
     if type(hook) is not FunctionType or hook.__code__ is not code:
         return False
@@ -194,9 +201,9 @@ class ModuleHooks:
         ``replaced`` and the guards whose ``id``s are ``implied``.
     """
 
-    def __init__(self, guards: Iterable[Any], hooks: Mapping[Any, dynamo_guards.Check]) -> None:
-        self.checks: dict[Any, dynamo_guards.Check] = {}
-        self.replaced: set[Any] = set()
+    def __init__(self, guards: Iterable[Any], hooks: Mapping[object, dynamo_guards.Check]) -> None:
+        self.checks: dict[object, dynamo_guards.Check] = {}
+        self.replaced: set[object] = set()
         self.implied: set[int] = set()
         if dynamo_guards.dict_version is None:
             return
@@ -230,13 +237,13 @@ class ModuleHooks:
             self.implied |= set(map(id, under))
 
 
-def _is_on_dictionary(guard: Any) -> bool:
+def _is_on_dictionary(guard: Guard) -> bool:
     return dynamo_guards.is_on_size_or_type(guard) and any(
         dynamo_guards.is_on(guard, name) for name in _DICTS
     )
 
 
-def _hooks(module: Any) -> list[list[Any]]:
+def _hooks(module: torch.nn.Module) -> list[list[object]]:
     return [list(getattr(module, name).values()) for name in _MODULE_HOOKS_HOOKS]
 
 
@@ -254,13 +261,13 @@ class _Hooks:
     the same.
     """
 
-    def __init__(self, module: Any, checks: Mapping[int, dynamo_guards.Check]) -> None:
+    def __init__(self, module: torch.nn.Module, checks: Mapping[int, dynamo_guards.Check]) -> None:
         self.traced = _hooks(module)
         self.checks = [[checks[id(hook)] for hook in hooks] for hooks in self.traced]
         self.types = [type(getattr(module, name)) for name in _DICTS]
         self.versions = _versions(module)
 
-    def are_same(self, module: Any) -> bool:
+    def are_same(self, module: torch.nn.Module) -> bool:
         """Return whether another module, or this one later, has hooks that do the same."""
         versions = _versions(module)
         if versions == self.versions:
@@ -278,7 +285,7 @@ class _Hooks:
         return True
 
 
-def _pass(checks: Sequence[dynamo_guards.Check], hooks: Sequence[Any]) -> bool:
+def _pass(checks: Sequence[dynamo_guards.Check], hooks: Sequence[object]) -> bool:
     return len(checks) == len(hooks) and all(
         check(hook) for check, hook in zip(checks, hooks, strict=True)
     )
@@ -289,7 +296,7 @@ def patches() -> list[Patch]:
     return [dynamo_guards.wrap_checks(name, identity_first) for name in dynamo_guards.VALUE_GUARDS]
 
 
-def is_on_own_code(guard: Any) -> bool:
+def is_on_own_code(guard: Guard) -> bool:
     """Return whether it guards what stands in our own modules and stays: functions, constants,
     imported modules.
 
@@ -316,7 +323,7 @@ def identity_first(value: object, check: dynamo_guards.Check) -> dynamo_guards.C
     return check
 
 
-def lighten() -> dict[Any, object]:
+def lighten() -> dict[object, object]:
     """Replace guards of the frame that is being compiled, before they are built.
 
     Returns what the constant cells of hooks' closures hold, by their sources.

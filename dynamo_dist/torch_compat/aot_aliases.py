@@ -24,7 +24,7 @@ def storage_key(tensor: torch.Tensor) -> Any:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def has_tensors(tree: Any) -> bool:
+def has_tensors(tree: object) -> bool:
     """Return whether any leaf is a tensor."""
     return any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(tree))
 
@@ -41,8 +41,8 @@ class _CallRecorder(TorchDispatchMode):
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))
         return result
@@ -57,7 +57,7 @@ def recorded_views(view: torch.Tensor, base: torch.Tensor) -> tuple[Any, list[An
     return found, recorder.calls
 
 
-def local_views(local: torch.Tensor) -> Any:
+def local_views(local: torch.Tensor) -> object:
     """The views by which functionalization reached this tensor, or None; they can be pickled."""
     if not isinstance(local, FunctionalTensor):
         return None
@@ -77,8 +77,8 @@ def apply_local_views(base: torch.Tensor, views: Any) -> torch.Tensor:
 
 def on_output_aliases(
     record: Callable[..., Any],
-    replay: Callable[..., Any],
-    apart: Callable[..., Any],
+    replay: Callable[..., object],
+    apart: Callable[..., object],
     cls: type,
 ) -> list[Patch]:
     """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and
@@ -99,7 +99,7 @@ def on_output_aliases(
     @functools.wraps(upstream_collect)
     def collect(f: Any, *args: Any, **kwargs: Any) -> Any:
         ways: list[Any] = []
-        returned: list[Any] = []
+        returned: list[object] = []
 
         @functools.wraps(f)
         def watched(*flat: Any) -> Any:
@@ -115,7 +115,7 @@ def on_output_aliases(
         inner = upstream_collect(watched, *args, **kwargs)
 
         @functools.wraps(inner)
-        def run(*flat: Any) -> Any:
+        def run(*flat: Any) -> object:
             metadata = inner(*flat)
             for i, way in enumerate(ways):
                 info = metadata.output_info[i]
@@ -128,7 +128,7 @@ def on_output_aliases(
         return run
 
     @functools.wraps(upstream_collect)
-    def collect_local(f: Any, *args: Any, **kwargs: Any) -> Any:
+    def collect_local(f: Any, *args: Any, **kwargs: Any) -> object:
         @functools.wraps(f)
         def watched(*flat: Any) -> Any:
             outputs = f(*flat)
@@ -139,7 +139,7 @@ def on_output_aliases(
     @functools.wraps(upstream_alias)
     def alias(
         base: Any, target: Any, requires_grad: bool, way: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    ) -> object:
         if isinstance(base, cls) and (way is not None or not _same_layout(base, target)):
             return replay(way, base, target, requires_grad)
         return upstream_alias(base, target, requires_grad, way, *args, **kwargs)

@@ -56,7 +56,9 @@ class _ReplicasOfAnySize(TorchDispatchMode):
     # Else torch refuses those under any mode, whatever they are called with.
     supports_higher_order_operators = True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         given = args, kwargs or {}
         if not isinstance(func, OpOverload):  # It calls operators itself, and may take functions.
             return func(*given[0], **given[1])
@@ -86,7 +88,7 @@ def replicas_in_backward() -> list[Patch]:
     # Every backward of every program passes here: without a group there is no mesh, and so no
     # DTensor.
     @functools.wraps(upstream)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> object:
         if not is_initialized():
             return upstream(*args, **kwargs)
         mode = get_proxy_mode()
@@ -109,7 +111,7 @@ def replicas_in_backward() -> list[Patch]:
     ]
 
 
-def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Patch]:
+def on_writes_to_plain_tensors(write: Callable[..., object]) -> list[Patch]:
     """Have ``write(op, args, kwargs)`` do what writes DTensors to a plain tensor, the first
     argument.
 
@@ -117,11 +119,15 @@ def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Patch]:
     what finishes a call, so this stands where a decision is asked for. Seen in 2.13 to 2.15.
     """
 
-    def writing(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def writing(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def propagate(
-            self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
-        ) -> Any:
+            self: object,
+            op: OpOverload,
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
+            *rest: object,
+        ) -> object:
             found = upstream(
                 self, op, args, kwargs, *rest
             )  # refuses plain tensors where they may not stand
@@ -148,9 +154,9 @@ def pending_inputs_stay_pending() -> list[Patch]:
     whole for the parts that it said it would return. Seen in 2.13 to 2.15.
     """
 
-    def keeping(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def keeping(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def fresh(index: int, tensor: Any, meta: Any) -> Any:
+        def fresh(index: int, tensor: torch.Tensor, meta: Any) -> object:
             known = meta.input_info[index] if index in meta.mutated_inp_runtime_indices else None
             if (
                 known is not None
@@ -180,9 +186,11 @@ def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
     Seen in 2.13 to 2.15.
     """
 
-    def checked(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(upstream: Callable[..., object]) -> Callable[..., Any]:
         @functools.wraps(upstream)
-        def post_compile(self: Any, compiled_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        def post_compile(
+            self: object, compiled_fn: object, *args: object, **kwargs: object
+        ) -> object:
             function = getattr(compiled_fn, "__self__", None)
             if isinstance(function, type) and _returns_dtensors(function):
                 function.backward = _checking(function.backward, refuse)  # type: ignore[attr-defined]
@@ -208,9 +216,11 @@ def _returns_dtensors(function: type) -> bool:
     )
 
 
-def _checking(backward: Callable[..., Any], refuse: Callable[[], None]) -> staticmethod[..., Any]:
+def _checking(
+    backward: Callable[..., object], refuse: Callable[[], None]
+) -> staticmethod[..., object]:
     @functools.wraps(backward)
-    def run(ctx: Any, *gradients: Any) -> Any:
+    def run(ctx: object, *gradients: object) -> object:
         if torch.is_grad_enabled():  # The engine runs nodes so where it is to create a graph.
             refuse()
         return backward(ctx, *gradients)
@@ -235,7 +245,7 @@ class WrappedGradient(NamedTuple):
     mesh: int
     meta: Any
 
-    def unflatten(self, local: torch.Tensor, mesh: Any) -> DTensor:
+    def unflatten(self, local: torch.Tensor, mesh: object) -> DTensor:
         """The DTensor, as upstream makes it."""
         inner = {"_local_tensor": local, "device_mesh": mesh}
         size, stride = torch.Size(self.meta.outer_size), tuple(self.meta.outer_stride)
@@ -346,7 +356,7 @@ spec_of = operator.attrgetter("_spec")
 local_of = operator.attrgetter("_local_tensor")
 
 
-def all_leaves_of(targets: Sequence[Any]) -> list[Any] | None:
+def all_leaves_of(targets: Sequence[object]) -> list[Any] | None:
     """``leaves_of`` without a Python frame or line for each; None if it would give a None."""
     if set(map(type, targets)) != {_AccumulateGrad}:
         return None
@@ -383,7 +393,7 @@ _ASK = object()
 _upstream_register_hook: Any = getattr(_hook_owner, "_register_hook", None)
 
 
-def _register_or_tell(hooks: Any, hook: Any) -> Any:
+def _register_or_tell(hooks: Any, hook: object) -> object:
     """Upstream's way to add ``hook`` to those of a node, or to tell which there are."""
     if hook is _ASK:
         raise _Told(bool(hooks))

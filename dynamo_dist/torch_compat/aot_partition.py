@@ -42,7 +42,7 @@ def keep_in_its_pass(own: str) -> list[Patch]:
     ]
 
 
-def _kept(upstream: Callable[[Any], bool], own: str, part: str, node: Any) -> bool:
+def _kept(upstream: Callable[[object], bool], own: str, part: str, node: fx.Node) -> bool:
     namespace, tag = getattr(node.target, "namespace", None), node.meta.get("partitioner_tag")
     if namespace == own:
         # What an autograd function traced in its backward may bear no tag; all of the forward does.
@@ -80,7 +80,7 @@ def save_states_before_objects() -> list[Patch]:
     upstream = _partitioners.functionalize_rng_ops
 
     @functools.wraps(upstream)
-    def functionalize(joint: Any, forward: Any, backward: Any, last: int) -> Any:
+    def functionalize(joint: Any, forward: Any, backward: Any, last: int) -> object:
         inputs = backward.graph.find_nodes(op="placeholder")
         tangent = next((node for node in inputs if "tangent" in node.name), None)
         saved = inputs[: inputs.index(tangent)] if tangent is not None else []
@@ -123,7 +123,7 @@ def draw_once() -> list[Patch]:
 
 
 @contextlib.contextmanager
-def traced_with(**marks: Any) -> Iterator[None]:
+def traced_with(**marks: object) -> Iterator[None]:
     """What AOTAutograd traces in the block has these in its nodes' metadata."""
     known = _traceback.get_current_meta()
     before = {name: known[name] for name in marks if name in known}
@@ -142,7 +142,7 @@ def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[No
 
     ``again``: its result is not kept for backward, which computes it again, as in a checkpoint.
     """
-    marks: dict[str, Any] = {"recompute": CheckpointPolicy.MUST_RECOMPUTE} if again else {}
+    marks: dict[str, object] = {"recompute": CheckpointPolicy.MUST_RECOMPUTE} if again else {}
     if group:
         custom = _traceback.get_current_meta().get("custom") or {}
         marks["custom"] = {**custom, GATHERED_FOR: group}

@@ -34,11 +34,11 @@ def on_forward_with_tangents(
     a ``cls``.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def post_compile(
-            self: Any, compiled_fn: Any, *args: Any, runtime_metadata: Any, **kwargs: Any
-        ) -> Any:
+            self: Any, compiled_fn: Any, *args: object, runtime_metadata: Any, **kwargs: object
+        ) -> object:
             tangents = runtime_metadata.subclass_tangent_meta or ()
             kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
             if self.trace_joint and len(kinds) > 1 and cls in kinds:
@@ -62,7 +62,7 @@ def on_plain_tangent(
     upstream = owner.process_runtime_tangent
 
     @functools.wraps(upstream)
-    def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
+    def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> object:
         if type(x) is torch.Tensor and getattr(meta, "original_subclass_type", None) is cls:
             found = answer(x, meta.meta)
             x = x if found is None else found
@@ -121,11 +121,14 @@ def write_to_pending_inputs() -> list[Patch]:
     if hasattr(_optional_module("torch._functorch._aot_autograd.schemas"), "ActInputPath"):
         return []
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def dispatch(
-            func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
+            func: Any,
+            types: object,
+            args: tuple[object, ...] = (),
+            kwargs: dict[str, object] | None = None,
+        ) -> object:
             if func._schema.is_mutable:
                 for tensor in tree_leaves((args, kwargs)):
                     if not isinstance(tensor, AsyncCollectiveTensor) or tensor.completed:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -25,6 +25,9 @@ from torch.fx.experimental import proxy_tensor
 
 from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
 
+if TYPE_CHECKING:
+    from torch import fx
+
 
 def pass_context() -> list[Patch]:
     """Trace the forward of an autograd function without gradients with its context, and only with
@@ -37,9 +40,9 @@ def pass_context() -> list[Patch]:
     if "len(args) - 1 == len(sig.parameters)" not in inspect.getsource(owner.call_apply):
         return []
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> object:
             forward = self.fn_cls.forward
             takes_context = not _is_setup_context_defined(self.fn_cls.setup_context)
             if (
@@ -69,11 +72,17 @@ def gradients_are_apart() -> list[Patch]:
     ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.13 to 2.15.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def trace_backward_graph(
-            self: Any, tx: Any, ctx: Any, fwd_tracer: Any, fwd_out: Any, *args: Any, **kwargs: Any
-        ) -> Any:
+            self: object,
+            tx: Any,
+            ctx: VariableTracker,
+            fwd_tracer: object,
+            fwd_out: object,
+            *args: object,
+            **kwargs: object,
+        ) -> object:
             results = (
                 [fwd_out] if isinstance(fwd_out, TensorVariable) else getattr(fwd_out, "items", ())
             )
@@ -99,7 +108,7 @@ def gradients_are_apart() -> list[Patch]:
     return [WrapAttribute(AutogradFunctionApplyVariable, name, changed)]
 
 
-def _apart(value: Any) -> Any:
+def _apart(value: Any) -> object:
     """Return a tensor like ``value``, strides included, that shares memory with no other."""
     if type(value) is FakeTensor and value.layout == torch.strided:
         return torch.empty_strided(
@@ -108,10 +117,10 @@ def _apart(value: Any) -> Any:
     return value.detach().clone()
 
 
-def _may_need_gradient(args: Any) -> bool:
+def _may_need_gradient(args: object) -> bool:
     found = []
 
-    def visit(tracker: Any) -> None:
+    def visit(tracker: VariableTracker) -> None:
         if isinstance(tracker, NNModuleVariable):
             found.append(True)
         elif isinstance(tracker, TensorVariable):
@@ -130,9 +139,9 @@ def equal_meshes_are_one() -> list[Patch]:
     tangents_2 was invalid, but is output"). Seen in 2.13 to 2.15.
     """
 
-    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def changed(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+        def set_proxy_slot(obj: object, tracer: Any, proxy: fx.Proxy) -> None:
             mesh, proxies = _real(obj), getattr(tracer, "_opaque_real_obj_proxy", None)
             if isinstance(mesh, DeviceMesh) and proxies is not None and id(mesh) not in proxies:
                 for other, known in tracer.opaque_tracker.items():
@@ -146,7 +155,7 @@ def equal_meshes_are_one() -> list[Patch]:
     return [WrapAttribute(proxy_tensor, "set_proxy_slot", changed)]
 
 
-def _real(obj: Any) -> object:
+def _real(obj: object) -> object:
     """Return the object that a stand-in represents while tracing; None otherwise."""
     try:
         return object.__getattribute__(obj, "real_obj")
@@ -154,7 +163,7 @@ def _real(obj: Any) -> object:
         return None
 
 
-def decompositions() -> Mapping[Any, Any]:
+def decompositions() -> Mapping[object, object]:
     """Inductor's table."""
     return select_decomp_table()
 
@@ -162,7 +171,7 @@ def decompositions() -> Mapping[Any, Any]:
 def trace_only(gm: Any, inputs: Any) -> None:
     """Let AOTAutograd trace forward and backward, and stop before anything is compiled."""
 
-    def stop(*args: Any, **kwargs: Any) -> Any:
+    def stop(*args: object, **kwargs: object) -> object:
         raise _Traced
 
     try:

@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
-FORWARD: Any = DistributedDataParallel.forward
+FORWARD: object = DistributedDataParallel.forward
 ReplicateState = _ReplicateState
 # The hooks of ``replicate``, whose state holds a DDP module.
-PRE_FORWARD: Any = ReplicateState.forward_pre_hook
-POST_FORWARD: Any = ReplicateState.forward_post_hook
+PRE_FORWARD: object = ReplicateState.forward_pre_hook
+POST_FORWARD: object = ReplicateState.forward_post_hook
 
 
 def replicated_module(state: ReplicateState) -> DistributedDataParallel:
@@ -35,7 +35,7 @@ def follow(state: ReplicateState, ddp: DistributedDataParallel) -> None:
     ddp.require_backward_grad_sync = not state._no_sync
 
 
-def state_of_replicated(module: nn.Module) -> Any:
+def state_of_replicated(module: nn.Module) -> ReplicateState | None:
     """The state that ``replicate`` keeps for a module; None if it was not applied to it."""
     try:
         return replicate.state(module)
@@ -75,7 +75,7 @@ def custom_averaging(ddp: DistributedDataParallel) -> str:
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
-def averaging_settings(ddp: DistributedDataParallel) -> tuple[Any, ...]:
+def averaging_settings(ddp: DistributedDataParallel) -> tuple[object, ...]:
     """What a program may set on a DDP module after it was made, as far as a graph depends on it."""
     return (
         ddp.require_backward_grad_sync,
@@ -153,12 +153,12 @@ def begin_forward(ddp: DistributedDataParallel) -> bool:
     return ddp.require_forward_param_sync
 
 
-def on_eager_ddp_forward(note: Callable[[Any], None]) -> list[Patch]:
+def on_eager_ddp_forward(note: Callable[[object], None]) -> list[Patch]:
     """Call ``note(ddp)`` when a forward begins in eager mode."""
 
     def before(upstream: Any) -> Any:
         @functools.wraps(upstream)
-        def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def pre_forward(self: Any, *args: Any, **kwargs: Any) -> object:
             note(self)
             return upstream(self, *args, **kwargs)
 

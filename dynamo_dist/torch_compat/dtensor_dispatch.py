@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.utils as _dynamo_utils
@@ -26,6 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
+
+if TYPE_CHECKING:
+    from torch import fx
 
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
@@ -50,7 +53,9 @@ class _NoDraws(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         given = args, kwargs or {}
         draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         if draws and not any(isinstance(each, DTensor) for each in tree_leaves(given)):
@@ -83,9 +88,11 @@ def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list
     by an interpreter. Seen in 2.13 to 2.15.
     """
 
-    def tried(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def tried(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def run_node(tracer: Any, node: Any, args: Any, kwargs: Any, nnmodule: Any) -> Any:
+        def run_node(
+            tracer: object, node: fx.Node, args: object, kwargs: object, nnmodule: object
+        ) -> object:
             if node.op != "call_function":
                 return upstream(tracer, node, args, kwargs, nnmodule)
             return answer(lambda: upstream(tracer, node, args, kwargs, nnmodule), (args, kwargs))
@@ -94,7 +101,7 @@ def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list
 
     def traced(upstream: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(upstream)
-        def run_node(self: Any, node: Any) -> Any:
+        def run_node(self: Any, node: Any) -> object:
             if node.op != "call_function":
                 return upstream(self, node)
             return answer(lambda: upstream(self, node), self.fetch_args_kwargs_from_env(node))
@@ -119,11 +126,11 @@ def one_decision_for_numbers() -> list[Patch]:
     the number is, and the decision names a layout for either.
     """
 
-    def deciding(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def deciding(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def propagate(
-            self: Any, op: OpOverload, args: Any, kwargs: Any, op_info: Any, *rest: Any
-        ) -> Any:
+            self: object, op: OpOverload, args: object, kwargs: object, op_info: Any, *rest: object
+        ) -> object:
             schema = op_info.schema
             alike = _alike(schema) if _takes_numbers(op) else {}
             if not alike:
@@ -194,7 +201,7 @@ def shapes_of_results(
     """Return the result shapes for tensor arguments of these shapes; None if the operator fails."""
     left = iter(shapes)
 
-    def fake(value: Any) -> Any:
+    def fake(value: object) -> object:
         if isinstance(value, OpStrategy):
             meta = value.strategies[0].output_spec.tensor_meta
             assert meta is not None
@@ -214,7 +221,7 @@ def shapes_of_results(
 
 
 def as_upstream(
-    op: OpOverload, handler: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpOverload, handler: Handler, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Any:
     """The call as it would be answered if ``handler``, which makes it, or one around it were not
     there.
@@ -236,7 +243,7 @@ def on_clipping(clip: Callable[..., None]) -> list[Patch]:
     def clipping(upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)
         def scale(
-            parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
+            parameters: object, max_norm: float, total_norm: object, foreach: bool | None = None
         ) -> None:
             clip(upstream, parameters, max_norm, total_norm, foreach)
 
@@ -245,7 +252,7 @@ def on_clipping(clip: Callable[..., None]) -> list[Patch]:
     return [WrapAttribute(clip_grad, "_clip_grads_with_norm_", clipping, traced=True)]
 
 
-def decomposition(op: OpOverload) -> Callable[..., Any] | None:
+def decomposition(op: OpOverload) -> Callable[..., object] | None:
     """Return torch's computation of ``op`` by other operators, or None."""
     if op in decomposition_table:
         return decomposition_table[op]

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.tensor._ops._view_ops as _view_ops
@@ -34,6 +34,9 @@ from dynamo_dist.errors import PlanError
 from dynamo_dist.program import MeshInfo, Spec, Value
 from dynamo_dist.torch_compat.dtensor_specs import DTensorSpec, TensorMeta
 from dynamo_dist.torch_compat.patching import Made, Patch, SetAttribute, WrapAttribute, has
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor._op_schema import OpSchema
 
 _opaque: dict[str, Placement] = {}
 
@@ -80,7 +83,7 @@ def words(placements: Sequence[Placement]) -> Spec:
     return tuple(word(p) for p in placements)
 
 
-def planned_value(tensor: Any) -> Value:
+def planned_value(tensor: torch.Tensor | TensorMeta) -> Value:
     """Global shape and dtype of a DTensor or of what DTensor keeps as its metadata."""
     return Value(
         tuple(int(size) for size in tensor.shape),
@@ -105,7 +108,7 @@ def is_spec(value: object) -> bool:
     return isinstance(value, DTensorSpec)
 
 
-def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -> list[Patch]:
+def redistribute_changes(describe: Callable[[object, object, str], str], field: str) -> list[Patch]:
     """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as
     ``meta[field]``.
 
@@ -120,9 +123,11 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     """
     asking: contextvars.ContextVar[str] = contextvars.ContextVar("asking", default="")
 
-    def annotated(upstream: Any) -> Any:
+    def annotated(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def redistribute_local_tensor(local: Any, current: Any, target: Any, **how: Any) -> Any:
+        def redistribute_local_tensor(
+            local: torch.Tensor, current: object, target: object, **how: object
+        ) -> object:
             # Asked first: an exported program would name both, whether there is something to do or
             # not.
             if local.is_conj() or local.is_neg():
@@ -134,11 +139,13 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
 
         return redistribute_local_tensor
 
-    def asked(upstream: Any) -> Any:
+    def asked(upstream: Callable[..., object]) -> Any:
         function = getattr(upstream, "__func__", upstream)
 
         @functools.wraps(function)
-        def redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **how: Any) -> Any:
+        def redistribute_local_args(
+            op_info: object, schema: OpSchema, *rest: object, **how: object
+        ) -> object:
             if not fx_traceback.has_preserved_node_meta():
                 return function(op_info, schema, *rest, **how)
             token = asking.set(str(getattr(schema, "op", "")))
@@ -186,7 +193,7 @@ def _noted(field: str, value: str) -> Iterator[None]:
 
 
 KEPT_OFFSETS = 64
-_partition_value: Any = vars(Partial)["_partition_value"]
+_partition_value: object = vars(Partial)["_partition_value"]
 
 
 def cut_empty_shards() -> list[Patch]:
@@ -214,7 +221,7 @@ def keep_strided_shards() -> list[Patch]:
     upstream = DTensor.__tensor_unflatten__
 
     @functools.wraps(upstream)
-    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> object:
         placements, meta, *rest = context
         if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
             return upstream(inner, context, size, stride)
@@ -230,7 +237,7 @@ def keep_strided_shards() -> list[Patch]:
     return [SetAttribute(DTensor, "__tensor_unflatten__", staticmethod(unflatten))]
 
 
-def _is_strided_shard(placement: Any) -> bool:
+def _is_strided_shard(placement: Placement) -> bool:
     return isinstance(placement, _placement_types._StridedShard)
 
 
@@ -245,7 +252,7 @@ def count_strided_shards_with_real_tensors() -> list[Patch]:
     upstream: Any = vars(cls)[name]
 
     @functools.wraps(upstream)
-    def size_and_offset(*args: Any, **kwargs: Any) -> Any:
+    def size_and_offset(*args: Any, **kwargs: Any) -> object:
         fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
         args, kwargs = _pytree.tree_map_only(torch.SymInt, _known_size, (args, kwargs))
         if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
@@ -253,7 +260,7 @@ def count_strided_shards_with_real_tensors() -> list[Patch]:
         return counted(*args, **kwargs)
 
     @functools.lru_cache(maxsize=KEPT_OFFSETS)  # a list as long as the dimension
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> object:
         with _disable_current_modes():
             return upstream(*args, **kwargs)
 
@@ -275,11 +282,17 @@ def fix_split_factors() -> list[Patch]:
     """
     cls = _view_ops._ViewShardingPropagator
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def rewrite(
-            self: Any, p: Any, mesh_dim: int, placements: Any, claimed: Any, sizes: Any, *args: Any
-        ) -> Any:
+            self: Any,
+            p: Any,
+            mesh_dim: int,
+            placements: object,
+            claimed: object,
+            sizes: Any,
+            *args: object,
+        ) -> object:
             sizes = list(sizes)
             several = len(self.mesh_sizes) > 1
             for joined in () if several else self.rule:

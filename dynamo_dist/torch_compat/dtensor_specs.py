@@ -166,7 +166,7 @@ def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement],
     return DTensor(local, spec(mesh, placements, meta), requires_grad=local.requires_grad)
 
 
-def wrap_all(local: Sequence[torch.Tensor], specs: Sequence[DTensorSpec]) -> Any:
+def wrap_all(local: Sequence[torch.Tensor], specs: Sequence[DTensorSpec]) -> object:
     """Wrap an operator's local results as torch does."""
     return dispatcher().wrap(local, specs)
 
@@ -188,7 +188,7 @@ def relayout(
     return redistribute_local_tensor(local, spec(mesh, source, target.tensor_meta), target)
 
 
-def adopt(op: OpOverload, args: Any, kwargs: Any, target: DTensor, found: DTensor) -> Any:
+def adopt(op: OpOverload, args: object, kwargs: object, target: DTensor, found: DTensor) -> object:
     """Make ``target`` what ``found`` is, shape included, for an operator that changes it in
     place.
     """
@@ -224,7 +224,7 @@ def are_same_states(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor
 
 
 def group_and_reduction(
-    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[int, ...] | None, str | None]:
     """Return the ranks of a c10d collective's group, and the name of its reduction.
 
@@ -268,7 +268,8 @@ def _indices(tensor: torch.Tensor) -> Iterator[tuple[int, ...]]:
 
 
 def in_context_parallel(
-    handlers: dict[OpOverload, Handler], output: Callable[[Callable[..., Any]], Callable[..., Any]]
+    handlers: dict[OpOverload, Handler],
+    output: Callable[[Callable[..., object]], Callable[..., object]],
 ) -> list[Patch]:
     """Have ``handlers`` answer calls inside ``context_parallel``.
 

@@ -76,11 +76,11 @@ class _CloneOfParts(torch.autograd.Function):
     """A DTensor whose local tensor is a copy, in the layout of the original."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: DTensor) -> DTensor:
+    def forward(ctx: object, tensor: DTensor) -> DTensor:
         return DTensor(tensor._local_tensor.clone(), tensor._spec, requires_grad=False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0]
 
 
@@ -94,12 +94,12 @@ def track_symbolic_results() -> list[Patch]:
     upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
     @functools.wraps(upstream)
-    def propagate(self: Any, schema: OpSchema) -> Any:
+    def propagate(self: Any, schema: OpSchema) -> object:
         found = upstream(self, schema)
         mode = get_proxy_mode()
         if mode is None or found is None:
             return found
-        sizes: list[Any] = [entry.value for entry in mode.tracer.sympy_expr_tracker.values()]
+        sizes: list[object] = [entry.value for entry in mode.tracer.sympy_expr_tracker.values()]
         for spec in (*schema.args_spec, *schema.kwargs_schema.values()):
             sizes += spec.shape if isinstance(spec, DTensorSpec) else ()
         symbols: dict[Any, Any] = {}
@@ -117,8 +117,8 @@ def track_symbolic_results() -> list[Patch]:
     return [SetAttribute(ShardingPropagator, upstream.__name__, propagate)]
 
 
-def _tracked(meta: TensorMeta, symbols: dict[Any, torch.SymInt]) -> TensorMeta:
-    def again(value: Any) -> Any:
+def _tracked(meta: TensorMeta, symbols: dict[object, torch.SymInt]) -> TensorMeta:
+    def again(value: object) -> Any:
         if not isinstance(value, torch.SymInt):
             return value
         expression = value.node.expr
@@ -283,7 +283,7 @@ def has_strategy(op: OpOverload) -> bool:
     return op is torch.ops.aten._local_scalar_dense.default or any(op in each for each in known)
 
 
-def on_failed_propagation(answer: Callable[..., Any]) -> list[Patch]:
+def on_failed_propagation(answer: Callable[..., object]) -> list[Patch]:
     """Ask ``answer(error, op, args, kwargs)`` when no strategy gives a decision.
 
     What it returns is the result of the call. Torch's dispatcher takes a result that is no sharding
@@ -294,11 +294,15 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Patch]:
     elements. So torch is not asked.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def propagate(
-            self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
-        ) -> Any:
+            self: object,
+            op: OpOverload,
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
+            *rest: object,
+        ) -> object:
             try:
                 if not has_strategy(op):
                     # Operators made of others, which autograd takes apart: here in inference mode

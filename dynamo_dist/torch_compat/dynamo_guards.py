@@ -152,7 +152,7 @@ def is_code_match(guard: Any) -> bool:
     return bool(guard.create_fn_name() == "CLOSURE_MATCH")
 
 
-def attribute_above(source: Any, members: Collection[str]) -> Any:
+def attribute_above(source: object, members: Collection[str]) -> Any:
     """``source`` or the first one above it that is an attribute of such a name; None without
     one.
     """
@@ -175,7 +175,7 @@ _SIZE_OR_TYPE = {
 }
 
 
-def member_names(source: Any) -> set[str]:
+def member_names(source: object) -> set[str]:
     """The attributes on the way from the frame's variables to ``source``."""
     return {step.member for step in _chain(source) if isinstance(step, _sources.AttrSource)}
 
@@ -195,7 +195,7 @@ def owner(guard: Any) -> Any:
 dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
-def _chain(source: Any) -> Iterator[Any]:
+def _chain(source: object) -> Iterator[Any]:
     while source is not None:
         yield source
         source = getattr(source, "base", None)

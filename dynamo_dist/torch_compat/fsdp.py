@@ -288,7 +288,7 @@ def has_odd_kept(group: Any) -> bool:
     return flat is not None and flat.numel() != _place_in_flat(group, len(group.fsdp_params))
 
 
-def _unsharded_grad(param: Any) -> torch.Tensor | None:
+def _unsharded_grad(param: object) -> torch.Tensor | None:
     unsharded = vars(param).get("_unsharded_param")
     return None if unsharded is None else unsharded.grad
 
