@@ -69,12 +69,16 @@ class Closures:
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards.inner:
             cell = dynamo_guards.cell_of(guard)
+            # Only hooks of modules: tensor parallel styles make one closure for each module, with
+            # mesh and placements in cells.
             if cell is not None and _CLOSURES_HOOKS & dynamo_guards.member_names(cell):
                 below[dynamo_guards.function_of(cell)].append(guard)
         for source, under in below.items():
             try:
                 self._add(source, under)
             except LookupError as unknown:
+                # A source that cannot be read while tracing keeps the guards that Dynamo made for
+                # it.
                 log.debug("upstream's guards stay on %s", unknown)
         self.implied |= {
             id(guard)
@@ -87,6 +91,7 @@ class Closures:
         cells = {
             cell: dynamo_guards.value_of_source(cell) for cell in map(dynamo_guards.cell_of, under)
         }
+        # One cell that may change keeps all of upstream's guards on this hook.
         if type(function) is not FunctionType or not all(map(is_settled, cells.values())):
             return
         held = {dynamo_guards.index_of(cell): value for cell, value in cells.items()}
@@ -108,6 +113,8 @@ class Closures:
 
         Asked before every call, about all of them: by identity first, which costs no Python frame.
         """
+        # A partial's keywords were empty when it was traced; its dictionary is mutable, so it is
+        # looked at again.
         if any(self._keywords) or not are(self._codes, map(_code, self._functions)):
             return False
         try:
@@ -153,6 +160,8 @@ def is_settled(value: object) -> bool:
 
 def _is_constant(value: object) -> bool:
     if isinstance(value, FunctionType):
+        # A closure's cells can be bound anew, and attributes can be set, without the function
+        # becoming another object.
         return value.__closure__ is None and not value.__dict__
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
@@ -205,6 +214,7 @@ class ModuleHooks:
         self.checks: dict[object, dynamo_guards.Check] = {}
         self.replaced: set[object] = set()
         self.implied: set[int] = set()
+        # Without versions of dictionaries each call would have to compare the hooks one by one.
         if dynamo_guards.dict_version is None:
             return
         below: dict[Any, list[Any]] = defaultdict(list)
@@ -216,6 +226,8 @@ class ModuleHooks:
         for source in hooks:
             sources[dynamo_guards.attribute_above(source, _DICTS).base].append(source)
         for owner, those in sources.items():
+            # A guard of another kind below the module's hooks says something that our check does
+            # not.
             if all(map(_is_on_dictionary, below[owner])):
                 self._add(owner, {source: hooks[source] for source in those}, below[owner])
 
@@ -277,10 +289,13 @@ class _Hooks:
         now = _hooks(module)
         if not all(map(_pass, self.checks, now)):
             return False
+        # Such a hook also runs where forward raises; the trace has none.
         if module._forward_hooks.keys() & module._forward_hooks_always_called.keys():
             return False
         # Closures of the traced hooks are compared on every call, and those of others here alone.
         if are(chain(*self.traced), chain(*now)):
+            # From now on the fast path answers for these dictionaries; a copy of the same hooks in
+            # another module does not get it.
             self.versions = versions
         return True
 
@@ -319,6 +334,7 @@ def identity_first(value: object, check: dynamo_guards.Check) -> dynamo_guards.C
     if isinstance(value, dtensor_specs.DTensorSpec):
         return dynamo_guards.same_or(value, check)
     if isinstance(value, DeviceMesh):  # those that count as equal may have other groups
+        # A list would compare by ``==``, which holds for meshes of equal ranks whose groups differ.
         return lambda now: now is value or check(now)
     return check
 
@@ -333,6 +349,7 @@ def lighten() -> dict[object, object]:
         return {}
     own = {id(guard) for guard in guards.inner if is_on_own_code(guard)}
     closures = Closures(guards)
+    # Guards that another check implies must not keep a module's hooks from getting one check.
     left = [guard for guard in guards.inner if id(guard) not in closures.implied | own]
     modules = ModuleHooks(left, closures.checks)
     dropped = _meshes_of_specs(guards) | closures.implied | modules.implied | own
@@ -344,6 +361,7 @@ def lighten() -> dict[object, object]:
         checks |= modules.checks
         if checks:
             # One check for each call looks at the cells of all closures; the others rely on it.
+            # It does not matter which one: all guards of a frame are checked on each call.
             last, check = checks.popitem()
             checks[last] = lambda value: closures.are_as_they_were() and check(value)
         dynamo_guards.replace(guards, dropped, checks)

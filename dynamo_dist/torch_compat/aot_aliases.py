@@ -107,9 +107,14 @@ def on_output_aliases(
                 outputs = f(*flat)
                 returned[:] = outputs
                 return outputs
+            # Autograd then records each view as an operator that can be replayed, and not as one
+            # as_strided from the base, which DTensor refuses.
             with torch.autograd.grad_mode._force_original_view_tracking(True):
                 outputs = f(*flat)
+            # Recorded here and not after the call: outputs and their bases are those of this very
+            # trace.
             found, ways[:] = record(flat, outputs)
+            # AOTAutograd flattens what it is given by its type, so a tuple stays a tuple.
             return type(outputs)(found)
 
         inner = upstream_collect(watched, *args, **kwargs)
@@ -119,9 +124,13 @@ def on_output_aliases(
             metadata = inner(*flat)
             for i, way in enumerate(ways):
                 info = metadata.output_info[i]
+                # An output that AOTAutograd found to be no alias keeps its kind; a way of ours
+                # would not be asked for.
                 if way is not None and "alias" in info.output_type.name:
                     metadata.output_info[i] = dataclasses.replace(info, view_meta_sequence=way)
             _regenerate_detached_aliases(metadata, returned)
+            # They are functional tensors of one trace, which the closure would otherwise keep
+            # alive.
             returned.clear()
             return metadata
 
@@ -140,11 +149,15 @@ def on_output_aliases(
     def alias(
         base: Any, target: Any, requires_grad: bool, way: Any = None, *args: Any, **kwargs: Any
     ) -> object:
+        # Where base and target have one layout and no way is known, upstream's plain alias is
+        # right.
         if isinstance(base, cls) and (way is not None or not _same_layout(base, target)):
             return replay(way, base, target, requires_grad)
         return upstream_alias(base, target, requires_grad, way, *args, **kwargs)
 
     local_program = _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers")
+    # Each of these modules has imported the functions by name, so a patch of one is not seen by the
+    # others.
     places = [
         _collect_metadata,
         _functional_utils,
@@ -203,6 +216,7 @@ def _regenerate_detached_aliases(metadata: Any, outputs: Sequence[Any]) -> None:
             infos[i] = dataclasses.replace(
                 info, output_type=kind, base_idx=base, view_meta_sequence=views
             )
+    # The numbers of aliased outputs were counted from the kinds that have just changed.
     if found:  # what it counts by kind
         metadata.__post_init__()
 

@@ -65,8 +65,11 @@ class _ReplicasOfAnySize(TorchDispatchMode):
         meshes = [each.device_mesh for each in tree_leaves(given) if isinstance(each, DTensor)]
 
         def replica(value: torch.Tensor) -> torch.Tensor:
+            # A size that is a number is handled by torch's C++, which makes the replica faster.
             if isinstance(value, DTensor) or isinstance(value.numel(), int):
                 return value
+            # The mesh of any DTensor of the call: with two meshes the operator is refused later, by
+            # its strategy.
             placements = [Replicate()] * meshes[0].ndim
             return DTensor.from_local(value, meshes[0], placements, run_check=False)
 
@@ -89,6 +92,7 @@ def replicas_in_backward() -> list[Patch]:
     # DTensor.
     @functools.wraps(upstream)
     def run(*args: Any, **kwargs: Any) -> object:
+        # As cheap as a check can be, for programs that use no torch.distributed at all.
         if not is_initialized():
             return upstream(*args, **kwargs)
         mode = get_proxy_mode()
@@ -102,11 +106,14 @@ def replicas_in_backward() -> list[Patch]:
             with _ReplicasOfAnySize():
                 return upstream(*args, **kwargs)
         finally:
+            # Restored even where the backward raises: the flag is the process's, and a program's
+            # own mistake would be hidden.
             dispatching._allow_implicit_replication = before
 
     return [
         SetAttribute(module, upstream.__name__, run)
         for module in (_autograd_graph, torch.autograd)
+        # Somebody else may have wrapped one of the two; that one is left to them.
         if getattr(module, upstream.__name__, None) is upstream
     ]
 
@@ -139,6 +146,8 @@ def on_writes_to_plain_tensors(write: Callable[..., object]) -> list[Patch]:
             ):
                 return found
             write(op, args, kwargs)
+            # The dispatcher returns a result that is no decision as it is, which is what an in-
+            # place operator gives.
             return args[0]
 
         return propagate
@@ -191,6 +200,7 @@ def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
         def post_compile(
             self: object, compiled_fn: object, *args: object, **kwargs: object
         ) -> object:
+            # compiled_fn is the bound classmethod ``apply`` of the graph's autograd.Function.
             function = getattr(compiled_fn, "__self__", None)
             if isinstance(function, type) and _returns_dtensors(function):
                 function.backward = _checking(function.backward, refuse)  # type: ignore[attr-defined]
@@ -221,6 +231,7 @@ def _checking(
 ) -> staticmethod[..., object]:
     @functools.wraps(backward)
     def run(ctx: object, *gradients: object) -> object:
+        # Nothing else is asked: a check of the gradients would cost each backward.
         if torch.is_grad_enabled():  # The engine runs nodes so where it is to create a graph.
             refuse()
         return backward(ctx, *gradients)
@@ -299,12 +310,15 @@ def _layout(metas: Sequence[Any]) -> GradientLayout | None:
     plain, wrapped, at = [], [], 0
     for position, meta in enumerate(metas):
         attrs = getattr(meta, "attrs", None)
+        # A plain gradient: one output of the graph.
         if attrs is None:
             plain.append((position, meta.unwrapped_idx))
             at = max(at, meta.unwrapped_idx + 1)
             continue
         sizes = (*meta.outer_size, *meta.outer_stride)
         if (
+            # A subclass of DTensor may flatten in another way; only DTensor's own two inner values
+            # are known.
             meta.original_subclass_type is not DTensor
             or list(attrs) != ["_local_tensor", "device_mesh"]
             or any(hasattr(attr, "attrs") for attr in attrs.values())
@@ -312,12 +326,14 @@ def _layout(metas: Sequence[Any]) -> GradientLayout | None:
         ):
             return None
         wrapped.append(WrappedGradient(position, at, at + 1, meta))
+        # The local tensor and the mesh, both of which are outputs of the backward graph.
         at += 2
     return GradientLayout(len(metas), tuple(plain), tuple(wrapped)) if wrapped else None
 
 
 def current_node() -> Any:
     """The autograd node that runs in this thread; None outside backward, or while disabled."""
+    # Without our function there nothing can tell whether hooks are registered.
     if _hook_owner._register_hook is not _register_or_tell:
         return None
     return torch._C._current_autograd_node()
@@ -330,6 +346,7 @@ def current_backward() -> int:
 
 def call_after_backward(call: Callable[[], None]) -> None:
     """Call once the backward that runs now is through, before ``backward()`` returns."""
+    # The engine keeps such callbacks per backward, so nested and concurrent backwards do not mix.
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
@@ -341,6 +358,8 @@ def leaves_of(targets: Sequence[Any]) -> list[Any]:
     for target in targets:
         leaf = target.variable if type(target) is _AccumulateGrad else None
         plain = (
+            # Hooks of the parameter see its gradient before it is accumulated, so autograd has to
+            # do that itself.
             type(leaf) is DTensor
             and not leaf._backward_hooks
             and not leaf._post_accumulate_grad_hooks
@@ -396,6 +415,7 @@ _upstream_register_hook: Any = getattr(_hook_owner, "_register_hook", None)
 def _register_or_tell(hooks: Any, hook: object) -> object:
     """Upstream's way to add ``hook`` to those of a node, or to tell which there are."""
     if hook is _ASK:
+        # An exception, because the node's method would use a returned value as a handle.
         raise _Told(bool(hooks))
     return _upstream_register_hook(hooks, hook)
 

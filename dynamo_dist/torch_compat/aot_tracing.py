@@ -37,6 +37,8 @@ def pass_context() -> list[Patch]:
     wrong where it takes any number of tensors: the backward of a gather to two ranks loses it.
     """
     owner = AutogradFunctionVariable
+    # Asked by the source, because no version number tells nightly builds with the fix from those
+    # without.
     if "len(args) - 1 == len(sig.parameters)" not in inspect.getsource(owner.call_apply):
         return []
 
@@ -44,6 +46,8 @@ def pass_context() -> list[Patch]:
         @functools.wraps(upstream)
         def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> object:
             forward = self.fn_cls.forward
+            # With a setup_context of its own, the forward takes no context; that is torch's rule in
+            # eager mode too.
             takes_context = not _is_setup_context_defined(self.fn_cls.setup_context)
             if (
                 kwargs
@@ -83,6 +87,8 @@ def gradients_are_apart() -> list[Patch]:
             *args: object,
             **kwargs: object,
         ) -> object:
+            # The gradients are made from these examples, so it is these that must not share memory
+            # with the program's.
             results = (
                 [fwd_out] if isinstance(fwd_out, TensorVariable) else getattr(fwd_out, "items", ())
             )
@@ -90,6 +96,8 @@ def gradients_are_apart() -> list[Patch]:
             before = {
                 node: node.meta["example_value"] for node in nodes if "example_value" in node.meta
             }
+            # In the trace's own fake mode, or the new tensors would belong to another one and could
+            # not meet its tensors.
             with tx.fake_mode, torch.no_grad():
                 for node, value in before.items():
                     node.meta["example_value"] = _apart(value)
@@ -110,6 +118,8 @@ def gradients_are_apart() -> list[Patch]:
 
 def _apart(value: Any) -> object:
     """Return a tensor like ``value``, strides included, that shares memory with no other."""
+    # clone() may choose other strides; the example's strides go into guards and into the backward
+    # graph.
     if type(value) is FakeTensor and value.layout == torch.strided:
         return torch.empty_strided(
             value.shape, value.stride(), dtype=value.dtype, device=value.device
@@ -143,6 +153,8 @@ def equal_meshes_are_one() -> list[Patch]:
         @functools.wraps(upstream)
         def set_proxy_slot(obj: object, tracer: Any, proxy: fx.Proxy) -> None:
             mesh, proxies = _real(obj), getattr(tracer, "_opaque_real_obj_proxy", None)
+            # Only a mesh that is new to this trace: one that is an input keeps the proxy of its
+            # own.
             if isinstance(mesh, DeviceMesh) and proxies is not None and id(mesh) not in proxies:
                 for other, known in tracer.opaque_tracker.items():
                     if isinstance(_real(other), DeviceMesh) and _real(other) == mesh:
@@ -158,6 +170,8 @@ def equal_meshes_are_one() -> list[Patch]:
 def _real(obj: object) -> object:
     """Return the object that a stand-in represents while tracing; None otherwise."""
     try:
+        # The stand-in's own __getattribute__ would be traced, or refuse a name that its class does
+        # not declare.
         return object.__getattribute__(obj, "real_obj")
     except AttributeError:
         return None
@@ -179,6 +193,7 @@ def trace_only(gm: Any, inputs: Any) -> None:
             fw_compiler=stop,
             bw_compiler=stop,
             inference_compiler=stop,
+            # The partitioner is the first step after the joint graph has been traced.
             partition_fn=stop,
             decompositions=decompositions(),
         )(gm, inputs)

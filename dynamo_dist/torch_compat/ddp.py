@@ -61,6 +61,7 @@ def custom_averaging(ddp: DistributedDataParallel) -> str:
         return "reducer in Python (optimize_ddp)"
     if "buffer_hook" in vars(ddp):
         return "buffer hook"
+    # Afterwards the reducer knows the order of gradients, and a graph may take over.
     if ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued:
         return "static_graph, whose first iteration its reducer has to see,"
     if any(
@@ -98,9 +99,12 @@ def may_differ(ddp: DistributedDataParallel) -> bool:
 
 def bucket_capacities(ddp: DistributedDataParallel) -> tuple[int, ...]:
     """The bytes that DDP's first buckets of gradients hold, and last what all others hold."""
+    # Newer versions let a program give the capacity of each bucket.
     if given := vars(ddp).get("bucket_bytes_cap_list"):
         return tuple(given)
     others = ddp.bucket_bytes_cap
+    # DDP keeps its first bucket small by default, so that communication starts early in the
+    # backward.
     first = _DEFAULT_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else others
     return first, others
 
@@ -147,8 +151,11 @@ def begin_forward(ddp: DistributedDataParallel) -> bool:
     """
     if ddp._check_sync_bufs_pre_fwd():
         ddp._sync_buffers()
+    # DDP's next forward reads it to decide whether buffers are broadcast, in eager mode too.
     ddp.require_forward_param_sync = synchronizes(ddp)
     if ddp.require_forward_param_sync:
+        # The reducer expects a backward after each synchronising forward, and would complain at the
+        # next one.
         ddp.reducer._reset_state()
     return ddp.require_forward_param_sync
 

@@ -57,6 +57,7 @@ class _NoDraws(TorchDispatchMode):
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = args, kwargs or {}
+        # Higher-order operators have no tags, and what they call comes here by itself.
         draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         if draws and not any(isinstance(each, DTensor) for each in tree_leaves(given)):
             raise StrategyError(
@@ -72,6 +73,8 @@ class _NoDraws(TorchDispatchMode):
 def made_tensors_are_replicas() -> Iterator[None]:
     """Inside, a plain tensor among DTensors stands for itself on every rank, and none is random."""
     dispatcher: Any = DTensor._op_dispatcher
+    # The flag is the process's: nested blocks and the backward's own use of it must find what they
+    # left.
     before = dispatcher._allow_implicit_replication
     dispatcher._allow_implicit_replication = True
     try:
@@ -131,6 +134,8 @@ def one_decision_for_numbers() -> list[Patch]:
         def propagate(
             self: object, op: OpOverload, args: object, kwargs: object, op_info: Any, *rest: object
         ) -> object:
+            # The key of eager's cache is made from this schema, so it is the schema that has to
+            # change and not the call.
             schema = op_info.schema
             alike = _alike(schema) if _takes_numbers(op) else {}
             if not alike:
@@ -144,7 +149,11 @@ def one_decision_for_numbers() -> list[Patch]:
             try:
                 found = upstream(self, op, args, kwargs, op_info, *rest)
             finally:
+                # The dispatcher reads it again for the local arguments, which have the tensor where
+                # it was.
                 op_info.schema = schema
+            # With that flag torch takes the arguments themselves from the schema, a number as a
+            # number.
             if isinstance(found, OutputSharding) and not found.use_val_from_redistribute_schema:
                 moved = found.redistribute_schema
                 if moved is not None:
@@ -172,11 +181,14 @@ def _alike(schema: OpSchema) -> dict[int, DTensorSpec]:
     found = {}
     for at, argument in enumerate(schema.op._schema.arguments[: len(schema.args_schema)]):
         value = schema.args_schema[at]
+        # The first argument gives the call its mesh and is always a DTensor here.
         if at == 0 or str(argument.type) != "Tensor":
             continue
         if isinstance(value, DTensorSpec):
             meta = value.tensor_meta
             whole = all(isinstance(each, Replicate) for each in value.placements)
+            # A tensor of no dimensions in another dtype has a key of its own: no number has that
+            # dtype.
             if meta is not None and not meta.shape and whole and meta.dtype in _NUMBERS:
                 found[at] = value
         else:
@@ -210,6 +222,7 @@ def shapes_of_results(
             return [fake(child) for child in value.children]
         return [fake(child) for child in value] if isinstance(value, (list, tuple)) else value
 
+    # Only shapes are wanted: no data is computed, and no rank is simulated.
     with maybe_disable_local_tensor_mode(), detect_fake_mode() or FakeTensorMode():
         args = [fake(value) for value in schema.args_schema]
         kwargs = {name: fake(value) for name, value in schema.kwargs_schema.items()}
@@ -227,6 +240,8 @@ def as_upstream(
     there.
     """
     handlers = dispatcher()._custom_op_handlers
+    # Torch looks its handlers up on each call, so without the entry the call goes on to the
+    # strategies.
     found = handlers.pop(op, handler)
     try:
         return op(*args, **kwargs)

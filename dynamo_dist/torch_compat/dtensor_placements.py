@@ -49,6 +49,7 @@ def word(placement: Placement) -> str:
         return f"S{placement.dim}"
     if type(placement) is Partial:
         return "P" if placement.reduce_op == "sum" else f"P{placement.reduce_op}"
+    # Kept, because a placement of another class cannot be made again from its text.
     _opaque[f"?{placement}"] = placement
     return f"?{placement}"
 
@@ -94,6 +95,7 @@ def planned_value(tensor: torch.Tensor | TensorMeta) -> Value:
 
 def mesh_info(mesh: DeviceMesh) -> MeshInfo:
     """Sizes, and the ranks of the first group of each dimension: the same on every rank."""
+    # Not this rank's own group: plans must come out the same on every rank.
     ranks = mesh.mesh
     groups = tuple(
         tuple(int(r) for r in ranks.movedim(d, -1).reshape(-1, ranks.size(d))[0])
@@ -121,6 +123,8 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
     That list, ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args`` and
     ``torch.fx.traceback.current_meta`` were seen in 2.13 to 2.15.
     """
+    # Set around a redistribution that an operator asks for. A context variable, as threads trace at
+    # once.
     asking: contextvars.ContextVar[str] = contextvars.ContextVar("asking", default="")
 
     def annotated(upstream: Callable[..., object]) -> object:
@@ -140,6 +144,8 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
         return redistribute_local_tensor
 
     def asked(upstream: Callable[..., object]) -> Any:
+        # Read from the class, a staticmethod comes as its function; from the class's dictionary it
+        # comes wrapped.
         function = getattr(upstream, "__func__", upstream)
 
         @functools.wraps(function)
@@ -158,6 +164,7 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
 
     name = "redistribute_local_tensor"
     return [
+        # Each has the function by its own name; autograd's Redistribute calls the last one.
         *(WrapAttribute(module, name, annotated) for module in (_api, _dispatch, _redistribute)),
         WrapAttribute(_dispatch.OpDispatcher, "redistribute_local_args", asked),
         MetaField(field),
@@ -206,6 +213,8 @@ def cut_empty_shards() -> list[Patch]:
     """
 
     def fill(shards: list[torch.Tensor], dim: int, missing: int) -> list[torch.Tensor]:
+        # A cut of a real shard depends on the input as those of other ranks do, so Inductor sees
+        # one graph on all ranks.
         return [*shards, *[shards[0].narrow(dim, 0, 0).clone()] * missing]
 
     return [SetAttribute(_placement_types, "fill_empty_tensor_to_shards", fill)]
@@ -223,6 +232,7 @@ def keep_strided_shards() -> list[Patch]:
     @functools.wraps(upstream)
     def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> object:
         placements, meta, *rest = context
+        # Behind placements and metadata come the shard order and requires_grad.
         if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
             return upstream(inner, context, size, stride)
         spec = DTensorSpec(
@@ -253,8 +263,10 @@ def count_strided_shards_with_real_tensors() -> list[Patch]:
 
     @functools.wraps(upstream)
     def size_and_offset(*args: Any, **kwargs: Any) -> object:
+        # Outside of a fake mode torch computes with real tensors anyway.
         fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
         args, kwargs = _pytree.tree_map_only(torch.SymInt, _known_size, (args, kwargs))
+        # Of a size that is still a symbol there is no list of indices to count.
         if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
             return upstream(*args, **kwargs)
         return counted(*args, **kwargs)
@@ -294,6 +306,7 @@ def fix_split_factors() -> list[Patch]:
             *args: object,
         ) -> object:
             sizes = list(sizes)
+            # On such meshes a dimension may be sharded twice, and the factor would be of both.
             several = len(self.mesh_sizes) > 1
             for joined in () if several else self.rule:
                 if isinstance(joined, _view_ops.Flatten):

@@ -61,8 +61,11 @@ def whole_numbers_in_parts() -> list[Patch]:
         def partition(
             self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int
         ) -> torch.Tensor:
+            # Torch divides by the number of ranks here, which is exact enough for fractions.
             if self.reduce_op != "sum" or tensor.is_floating_point() or tensor.is_complex():
                 return upstream(self, tensor, mesh, mesh_dim)
+            # Index 0 of a dimension with one entry a rank: it falls on the first rank, and outside
+            # of all others.
             first = tensor.new_zeros(1, dtype=torch.int64)
             _, elsewhere = own_part_of_index(first, mesh, mesh_dim, [mesh.size(mesh_dim)], 0)
             return tensor.masked_fill(elsewhere.view(()), 0)
@@ -77,6 +80,8 @@ class _CloneOfParts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: object, tensor: DTensor) -> DTensor:
+        # DTensor's clone() has a strategy that reduces a Partial first; the local tensor's has
+        # none.
         return DTensor(tensor._local_tensor.clone(), tensor._spec, requires_grad=False)
 
     @staticmethod
@@ -100,6 +105,8 @@ def track_symbolic_results() -> list[Patch]:
         if mode is None or found is None:
             return found
         sizes: list[object] = [entry.value for entry in mode.tracer.sympy_expr_tracker.values()]
+        # A result's size may also come from a global size that no node of the graph computes by
+        # itself.
         for spec in (*schema.args_spec, *schema.kwargs_schema.values()):
             sizes += spec.shape if isinstance(spec, DTensorSpec) else ()
         symbols: dict[Any, Any] = {}
@@ -122,6 +129,8 @@ def _tracked(meta: TensorMeta, symbols: dict[object, torch.SymInt]) -> TensorMet
         if not isinstance(value, torch.SymInt):
             return value
         expression = value.node.expr
+        # A bare symbol has its node already. With an unknown symbol nothing can be said: torch's
+        # value stays.
         if expression.is_Symbol or not expression.free_symbols <= symbols.keys():
             return value
         return sympy_interp(PythonReferenceAnalysis, symbols, expression)
@@ -147,6 +156,7 @@ answers_for_lists: dict[Any, Any] = {}
 
 def clear_caches() -> None:
     """Forget every sharding decision of this process."""
+    # Our own answers were learned from the decisions that are dropped here.
     answers_for_lists.clear()
     _clear_sharding_prop_cache()
     propagator()._propagate_tensor_meta_cached.cache_clear()
@@ -168,6 +178,7 @@ class ProveAsked:
         def probe(schema: OpSchema) -> Any:
             raise _AskedHere
 
+        # A handler is asked before any strategy: then there is nothing to probe.
         in_place = tables.op_strategy_funcs.get(self.op) is self.strategy
         if in_place and self.op not in dispatcher()._custom_op_handlers:
             tables.op_strategy_funcs[self.op] = probe
@@ -210,6 +221,8 @@ def on_strategy(
         SetItem(tables.op_strategy_funcs, op, strategy),
         SetItem(tables.op_to_schema_info, op, info),
     ]
+    # A handler is asked before any strategy, so it would keep the new strategy from being asked at
+    # all.
     if not keep_handler:
         found.insert(0, RemoveItem(dispatcher()._custom_op_handlers, op))
     return found
@@ -261,8 +274,11 @@ def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
     """
     arguments = op._schema.arguments
     positional = [not a.kwarg_only for a in arguments]
+    # Tensors are in the key by their specs. A key that lacks an argument would serve one call
+    # another's decision.
     left_out = ("Tensor", "number") if op._schema.is_mutable else ("Tensor",)
     plain = [not any(kind in str(a.type) for kind in left_out) for a in arguments]
+    # Torch hashes all positional arguments from this one on.
     first = next(
         (i for i, (p, q) in enumerate(zip(positional, plain, strict=True)) if p and q),
         len(arguments),
@@ -307,11 +323,15 @@ def on_failed_propagation(answer: Callable[..., object]) -> list[Patch]:
                 if not has_strategy(op):
                     # Operators made of others, which autograd takes apart: here in inference mode
                     # alone.
+                    # A CompositeImplicit operator: under autograd its parts are dispatched, each
+                    # with a strategy of its own.
                     if op._can_decompose():
                         return op.decompose(*args, **kwargs)
                     # As torch refuses it, and answered below like its refusals.
                     raise NotImplementedError(f"{op} does not have a sharding strategy registered.")
                 return upstream(self, op, args, kwargs, *rest)
+            # Torch's propagation wraps whatever a strategy raises in one of the two; the cause is
+            # chained.
             except (NotImplementedError, RuntimeError) as error:
                 return answer(error, op, args, kwargs)
 

@@ -54,6 +54,8 @@ def on_module_compiled(
     """
 
     def either(module: Any, frames: Any, compile: Callable[..., Any]) -> Any:
+        # Nothing is compiled yet: Dynamo does that at the first call, so a call that runs the
+        # frames costs nothing.
         whole = compile(function_of(module))
         return lambda *args, **kwargs: (frames if apart(module) else whole)(*args, **kwargs)
 
@@ -63,6 +65,8 @@ def on_module_compiled(
             upstream(self)
             module = self._orig_mod
             if not isinstance(self.dynamo_ctx, DisableContext) and wanted(module):
+                # A lazy module runs its initialisation hook first, for which torch keeps the
+                # compiled call as ``_forward``.
                 name = "_forward" if hasattr(module, "_initialize_hook") else "forward"
                 setattr(self, name, either(module, getattr(self, name), self.dynamo_ctx))
 
@@ -72,10 +76,14 @@ def on_module_compiled(
         @functools.wraps(upstream)
         def call(self: Any, fn: Any) -> Any:
             found = upstream(self, fn)
+            # ``Module.compile`` compiles the bound ``_call_impl``; functions are none of our
+            # business.
             if getattr(fn, "__func__", None) is not torch.nn.Module._call_impl:
                 return found
             if wanted(fn.__self__):
                 return either(fn.__self__, found, self)
+            # A module may be sharded after its compile: ``compile_whole_later`` finds here how it
+            # was compiled.
             setattr(found, _COMPILE, self)
             return found
 
@@ -116,6 +124,7 @@ def compile_whole_later(
         return chosen[0](*args, **kwargs)
 
     # A wrapper hands attributes on to the module in it.
+    # ``Module.__call__`` looks here first, for a plain module and for the wrapper alike.
     object.__setattr__(module, "_compiled_call_impl", call)
 
 
@@ -131,6 +140,7 @@ def on_module_backward_hooks(create: Callable[..., object]) -> list[Patch]:
     def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def made(tx: InstructionTranslatorBase, *args: object, **kwargs: object) -> object:
+            # Compiled autograd traces the hooks itself, when the backward runs.
             is_upstreams = _compiled_autograd.compiled_autograd_enabled
             return (upstream if is_upstreams else create)(tx, *args, **kwargs)
 
@@ -173,6 +183,8 @@ def node_of_constant(
     proxy.
     """
     proxy = tx.output.create_proxy("call_function", function, args, {})
+    # Dynamo takes what a node returns from this entry; a hook object is no tensor that it could
+    # derive.
     proxy.node.meta["example_value"] = BackwardHook(None, [], [])
     return proxy
 
@@ -195,8 +207,10 @@ def traced_apart(
             MODULE_HOOK,
             source_target=_wrap,
             enable_grad=False,
+            # The trackers given are the subgraph's inputs as they are, one each, in this order.
             set_subgraph_inputs="manual",
             supports_input_mutation=False,
+            # A hook may return the gradient that it was given.
             supports_aliasing=True,
         )
     except Unsupported as error:
@@ -269,6 +283,7 @@ def on_methods(
         @functools.wraps(upstream)
         def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
             found = stands_for(self.fn)
+            # A method is known by its function: each access binds it anew.
             function = getattr(found, "__func__", found)
             if (answer := answers.get(function)) is not None:
                 if found is not function:
@@ -282,6 +297,8 @@ def on_methods(
             try:
                 return upstream(self, tx, args, kwargs)
             except Unsupported as error:
+                # It raises a break of its own, which names the fix; upstream's only names a frame
+                # inside torch.
                 explain(str(error))
                 raise
 
