@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from dynamo_dist import settings, switch
 from dynamo_dist.errors import ActivationError
@@ -23,7 +22,7 @@ from dynamo_dist.switch import is_enabled
 log = logging.getLogger(__name__)
 
 
-def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
+def enable(*, inductor: bool | Mapping[str, object] = False) -> None:
     """Change torch's tables so that distributed programs trace; nothing happens if it is on
     already. With ``inductor``, ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does.
 
@@ -79,7 +78,7 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled(*, inductor: bool | Mapping[str, Any] = False) -> Iterator[None]:
+def enabled(*, inductor: bool | Mapping[str, object] = False) -> Iterator[None]:
     """Enable inside the block, then restore the previous state, on or off, whatever the block did.
 
     ``inductor``: as ``enable()`` takes it.

@@ -8,14 +8,13 @@ asked for: asking enables the plugin, and ``disable()`` makes Dynamo ask again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from torch import fx
 
 from dynamo_dist import activation
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
+def __getattr__(name: str) -> Callable[..., object]:
     if name == "dynamo_dist":
         activation.enable()
         # After enable(), which says so if this torch is not supported.
@@ -28,11 +27,11 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 def compile_graph(
     gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     *,
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., object]:
     """Compile one Dynamo graph: Inductor with our passes, by configuration of this compile alone.
 
     ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours

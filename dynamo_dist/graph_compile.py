@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
 
 _OWNER = "dynamo_dist"
-_taken: Mapping[str, Any] | None = None
+_taken: Mapping[str, object] | None = None
 
 
-def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+def checked(options: Mapping[str, object]) -> Mapping[str, object]:
     """Options for all compiles by ``backend="inductor"``. Raises OptionError for one that is not
     ours, TopologyError.
     """
@@ -46,13 +46,13 @@ def taken() -> Mapping[str, Any] | None:
     return _taken
 
 
-def restore(options: Mapping[str, Any] | None) -> None:
+def restore(options: Mapping[str, object] | None) -> None:
     """Let ``backend="inductor"`` be as ``taken()`` said."""
     if options != taken():
         _take(options)
 
 
-def taking(options: Mapping[str, Any]) -> Patch:
+def taking(options: Mapping[str, object]) -> Patch:
     """Return the patch that has our compiler compile the graphs of ``backend="inductor"``.
 
     ``options`` apply to compiles that are given no others. The class and the function registered
@@ -62,7 +62,7 @@ def taking(options: Mapping[str, Any]) -> Patch:
 
 
 class _Taking(Made):
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, object]) -> None:
         self.options, self.of = options, PLACES
 
     def apply(self) -> None:
@@ -73,7 +73,7 @@ class _Taking(Made):
         _take(self.before)
 
 
-def _take(options: Mapping[str, Any] | None) -> None:
+def _take(options: Mapping[str, object] | None) -> None:
     global _taken  # noqa: PLW0603 - what is taken is one thing of the process
 
     register_options()
@@ -100,11 +100,11 @@ def patches() -> list[Patch]:
 
 def compile_frame(
     gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     own: PassOptions,
-    inductor: Mapping[str, Any],
+    inductor: Mapping[str, object],
     region: str | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Compile a graph by configuration of this compile alone: our options and Inductor's.
 
     ``region``: the compile's name in torch's logs.
@@ -113,7 +113,7 @@ def compile_frame(
     calls.check(gm)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
 
-    def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_(gm: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         session = CompileSession(gm, own, inductor, region=region, traits=_traits(own))
         return session.run(gm, inputs)
 

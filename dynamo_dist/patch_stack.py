@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from dynamo_dist import graph_compile, plugins
 from dynamo_dist.diagnostics import live
@@ -32,7 +31,7 @@ COMPILED = ("tracing/modules.py", "tracing/ddp_average.py", "tracing/fsdp2_gathe
 DISPATCHING = ("sharding/", "torch_compat/dtensor_")
 
 
-def patches(config: DistConfig, options: Mapping[str, Any] | None = None) -> list[Patch]:
+def patches(config: DistConfig, options: Mapping[str, object] | None = None) -> list[Patch]:
     """Everything that enabling does to torch, in order; nothing is applied here.
 
     ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +38,7 @@ def fake_mesh(
         dist.destroy_process_group()
 
 
-def count_graph_breaks(fn: Callable[..., object], *args: Any, **kwargs: Any) -> int:
+def count_graph_breaks(fn: Callable[..., object], *args: object, **kwargs: object) -> int:
     """Compile ``fn`` afresh, call it once, and count its graph breaks and its failed compiles.
 
     The graphs are run as traced, by no compiler. 0 means that all of ``fn`` is in one graph, under
@@ -47,7 +46,7 @@ def count_graph_breaks(fn: Callable[..., object], *args: Any, **kwargs: Any) -> 
     """
     breaks: list[object] = []
 
-    def as_traced(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    def as_traced(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
         return graph.forward
 
     with dynamo_frames.watch_dynamo(

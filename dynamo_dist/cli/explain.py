@@ -41,6 +41,8 @@ from dynamo_dist.diagnostics.render import render_html, render_text, trace
 from inductor_passes.torch_compat.c10d import Store
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from dynamo_dist.diagnostics import MergedReport, RunReport
 
 
@@ -107,7 +109,7 @@ def running(
     at_terminal = sys.stdin is not None and sys.stdin.isatty()
     process: subprocess.Popen[bytes] | None = None
 
-    def forward(number: int, frame: Any) -> None:
+    def forward(number: int, frame: FrameType) -> None:
         if process is not None and process.returncode is None:
             if not (at_terminal and number in _FROM_TERMINAL):
                 process.send_signal(number)
@@ -295,7 +297,7 @@ class _PrintSchema(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **how)
 
-    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
         print(json.dumps(json_schema(), indent=2))
         parser.exit()
 

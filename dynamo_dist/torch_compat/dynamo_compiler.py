@@ -33,13 +33,13 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
     What ``prepare`` raises is raised there, and it is called at the next one again. Seen in 2.13 to
     2.15.
     """
-    places: list[tuple[Any, str]] = [(torch, "compile"), (torch.nn.Module, "compile")]
+    places: list[tuple[object, str]] = [(torch, "compile"), (torch.nn.Module, "compile")]
     upstream = [getattr(owner, name) for owner, name in places]
     lock = threading.RLock()
 
-    def waiting(owner: Any, name: str) -> Any:
+    def waiting(owner: object, name: str) -> object:
         @functools.wraps(getattr(owner, name))
-        def compile(*args: Any, **kwargs: Any) -> Any:
+        def compile(*args: object, **kwargs: object) -> Any:
             with lock:
                 if getattr(owner, name) is compile:
                     put(upstream)
@@ -53,7 +53,7 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
 
         return compile
 
-    def put(functions: list[Any]) -> None:
+    def put(functions: list[object]) -> None:
         for (owner, name), function in zip(places, functions, strict=True):
             setattr(owner, name, function)
 
@@ -68,7 +68,7 @@ def compile_by_default_with(backend: str) -> None:
     torch.compiler.set_default_backend(backend)
 
 
-def observe_inductor(observer: Any) -> None:
+def observe_inductor(observer: object) -> None:
     """Have Inductor call ``observer`` after its passes on each graph.
 
     If the program sets such a pass itself, ``observer`` is not called.

@@ -99,9 +99,9 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
 
 
 def _patches() -> list[Patch]:
-    def breaks(log_break: Any) -> Any:
+    def breaks(log_break: Any) -> object:
         @functools.wraps(log_break)
-        def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> object:
             bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
             exc = bound.get("exc")
             fresh = not getattr(exc, "logged", False)
@@ -112,9 +112,9 @@ def _patches() -> list[Patch]:
 
         return log_graph_break
 
-    def compiles(log_event: Any) -> Any:
+    def compiles(log_event: Any) -> object:
         @functools.wraps(log_event)
-        def log_compilation_event(metrics: Any) -> Any:
+        def log_compilation_event(metrics: Any) -> object:
             result = log_event(metrics)
             exc = sys.exc_info()[1]
             _notify(1, lambda: _seen_compile(metrics, exc))
@@ -155,7 +155,7 @@ def _seen_break(exc: BaseException, reason: str) -> SeenBreak:
     )
 
 
-def _seen_compile(metrics: Any, exc: BaseException | None) -> SeenCompile:
+def _seen_compile(metrics: object, exc: BaseException | None) -> SeenCompile:
     failure = str(getattr(metrics, "fail_type", None) or "")
     return SeenCompile(
         function=str(getattr(metrics, "co_name", None) or ""),
@@ -180,7 +180,7 @@ def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
         return tuple(recorded)
     frames: dict[int, traceback.FrameSummary] = {}
     for frame, _ in traceback.walk_tb(exc.__traceback__):
-        translator: Any = frame.f_locals.get("self")
+        translator: object = frame.f_locals.get("self")
         if hasattr(translator, "frame_summary") and hasattr(translator, "f_code"):
             frames[id(translator)] = translator.frame_summary()
     return tuple(frames.values())
@@ -245,7 +245,7 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch
     if not has(convert_frame, name, off="at recompile_limit one rank may leave the job's order"):
         return []
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Any) -> object:
         @functools.wraps(upstream)
         def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
             exceeded, limit = upstream(cache_size, compile_id)
@@ -276,7 +276,7 @@ def on_what_is_left_to_python(
     converter = convert_frame.ConvertFrame
     around = {__file__, convert_frame.__file__}
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
             if stays(frame.f_code) or is_deprecated_collective(frame):
@@ -297,7 +297,7 @@ def on_what_is_left_to_python(
         return caller is not None and caller.f_code.co_filename == contextlib.__file__
 
     def may_break() -> bool:
-        translator: Any = InstructionTranslator.current_tx()
+        translator: object = InstructionTranslator.current_tx()
         return not any(getattr(translator, n, False) for n in ("one_graph", "error_on_graph_break"))
 
     def stays_out(function: Any) -> bool:

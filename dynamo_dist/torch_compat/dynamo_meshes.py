@@ -33,7 +33,7 @@ def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Pa
     signature = inspect.signature(upstream)
 
     @functools.wraps(upstream)
-    def new_group(*args: Any, **kwargs: Any) -> Any:
+    def new_group(*args: Any, **kwargs: Any) -> object:
         group = upstream(*args, **kwargs)
         made(signature.bind(*args, **kwargs).arguments, group)
         return group
@@ -41,7 +41,7 @@ def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Pa
     return [SetAttribute(_c10d, "_new_group_with_tag", new_group)]
 
 
-def keeps_order_of_ranks(mesh: Any) -> bool:
+def keeps_order_of_ranks(mesh: DeviceMesh) -> bool:
     """Return whether groups of the mesh have their ranks in its order, not sorted; new in 2.15."""
     return getattr(mesh, "_preserve_rank_order", False)
 
@@ -106,7 +106,7 @@ def derive_by_overload(cls: type) -> list[Patch]:
         return []
 
     @functools.wraps(upstream)
-    def derive(*args: Any) -> Any:
+    def derive(*args: Any) -> object:
         proxy = upstream(*args)
         if proxy is not None and isinstance(proxy.node.target, torch._ops.OpOverloadPacket):
             proxy.node.target = proxy.node.target.default

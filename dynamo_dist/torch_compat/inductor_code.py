@@ -39,9 +39,9 @@ def wrap_compiled_code(
     if not has(CompiledFxGraph, "post_compile", off=off):
         return []
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        def post_compile(self: Any, *args: object, **kwargs: object) -> None:
             upstream(self, *args, **kwargs)
             source = getattr(self, "source_code", None)
             if isinstance(source, str) and self.current_callable and not config.cpp_wrapper:
@@ -88,7 +88,7 @@ def meshes_by_content(content: Callable[..., str]) -> list[Patch]:
     if not has(FxGraphCachePickler, name, off="graphs that take meshes are not cached"):
         return []
 
-    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def changed(upstream: Callable[..., Any]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def reduce(self: Any, stand_in: FakeScriptObject) -> tuple[Callable[..., Any], Any]:
             if isinstance(stand_in.real_obj, DeviceMesh):
@@ -115,7 +115,7 @@ def sources_by_name() -> list[Patch]:
     if not has(AOTAutogradCachePickler, name, off="graphs of FSDP2 and DDP are not cached"):
         return []
 
-    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def changed(upstream: Callable[..., Any]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def reduce(self: Any, aot_config: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             made, parts = upstream(self, aot_config)
@@ -130,7 +130,7 @@ def sources_by_name() -> list[Patch]:
     return [WrapAttribute(AOTAutogradCachePickler, name, changed)]
 
 
-def numbered(sources: Sequence[Any]) -> list[str] | None:
+def numbered(sources: Sequence[object]) -> list[str] | None:
     """Dynamo's sources as text, our globals numbered in order of appearance; None where none of
     them is ours.
     """

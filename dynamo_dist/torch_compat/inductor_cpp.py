@@ -44,7 +44,7 @@ def only_for_builds() -> list[Patch]:
     last = threading.local()
     without: set[str] = set()
 
-    def noted(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(upstream: Callable[..., Any]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def write(*args: Any, **kwargs: Any) -> tuple[str, str]:
             key, path = upstream(*args, **kwargs)
@@ -53,9 +53,9 @@ def only_for_builds() -> list[Patch]:
 
         return write
 
-    def skipped(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def skipped(upstream: Callable[..., object]) -> Callable[..., Any]:
         @functools.wraps(upstream)
-        def precompile(*args: Any, **kwargs: Any) -> str:
+        def precompile(*args: object, **kwargs: object) -> str:
             source = getattr(last, "source", "")
             if source.endswith(".main.cpp"):
                 if len(without | {source}) <= _WITHOUT and not _is_compiled():
@@ -94,7 +94,7 @@ def probed_once_a_host() -> list[Patch]:
         tried: list[Trial] = []  # with success
 
         @functools.wraps(upstream)
-        def check_build(self: Any, code: str) -> bool:
+        def check_build(self: object, code: str) -> bool:
             kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
             trial = _trial(self, code)
             if kept.exists():
@@ -135,7 +135,7 @@ def _trial(unit: Any, code: str) -> Trial:
     return Trial(words, flags, (code, *unit.build_macro(), *_host()))
 
 
-def _name(unit: Any, code: str) -> str:
+def _name(unit: object, code: str) -> str:
     """Return a digest of all that a trial depends on: its code and flags, compiler, loader,
     torch, Python, this host's CPU.
     """
@@ -212,9 +212,9 @@ def few_libraries() -> list[Patch]:
     if not has(upstream_kernels, "cpp_pybinding", off=off) or not has(bindings, *needed, off=off):
         return [PoolsOfThisProcess()]
 
-    def held_back(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def held_back(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
+        def cpp_pybinding(self: object, argtypes: Sequence[str], source_code: str) -> object:
             if _parts(source_code) is None:
                 return upstream(self, argtypes, source_code)
             async_compile.kernel_code_log.info("CPP+Bindings Kernel:\n%s", source_code)
@@ -222,9 +222,9 @@ def few_libraries() -> list[Patch]:
 
         return cpp_pybinding
 
-    def built(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def built(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def wait(self: Any, scope: dict[str, Any]) -> None:
+        def wait(self: Any, scope: dict[str, object]) -> None:
             kernels = dict.fromkeys(each for each in scope.values() if type(each) is Kernel)
             parallel = async_compile.get_compile_threads() > 1
             functions = _started(kernels, self.submit if parallel else None) if kernels else None
@@ -279,7 +279,7 @@ _functions: dict[str, Function] = {}
 
 
 def _started(
-    kernels: Iterable[Kernel], submit: Callable[..., Any] | None
+    kernels: Iterable[Kernel], submit: Callable[..., object] | None
 ) -> Callable[[], dict[Kernel, Function]]:
     """Start building what is not there; return what waits for it and returns each kernel's
     function.
