@@ -12,36 +12,17 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.metadata import EntryPoint
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from dynamo_dist import graph_compile, settings, switch
+from dynamo_dist import settings, switch
 from dynamo_dist.errors import ActivationError
 from dynamo_dist.settings import DistConfig
 from dynamo_dist.settings import digest as digest
 from dynamo_dist.switch import is_enabled
 
-if TYPE_CHECKING:
-    from dynamo_dist.torch_compat.patching import Patch
-
 log = logging.getLogger(__name__)
 
-BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dynamo_backends")
 
-# A mesh that is being made there lacks what its tracker is asked for.
-MESHES = Path("torch/distributed/device_mesh.py")
-
-# Where functions are that may be compiled as they are; all others are traced in graphs of their
-# callers, or run around them.
-COMPILED = ("tracing/modules.py", "tracing/ddp_average.py", "tracing/fsdp2_gather.py")
-
-# Where functions are that stand in for torch's dispatching, and call nothing of the user's.
-DISPATCHING = ("sharding/", "planning/", "torch_compat/dtensor_")
-
-
-def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
+def enable(*, inductor: bool | Mapping[str, object] = False) -> None:
     """Change torch's tables so that distributed programs trace; nothing happens if it is on
     already. With ``inductor``, ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does.
 
@@ -56,66 +37,22 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
     """
     settings.check()
     config = DistConfig.from_env()
-    options = graph_compile.checked(inductor if isinstance(inductor, Mapping) else {})
-    if inductor is not False:
-        config = dataclasses.replace(config, inductor=True)
-
-    from dynamo_dist import plugins
+    # After the check: on a torch that is not supported, these imports may fail.
+    from dynamo_dist import graph_compile, patch_stack, plugins
     from dynamo_dist.torch_compat import dynamo_compiler
     from dynamo_dist.tracing import trackers
 
+    options = graph_compile.checked(inductor if isinstance(inductor, Mapping) else {})
+    if inductor is not False:
+        config = dataclasses.replace(config, inductor=True)
     with dynamo_compiler.compile_lock:
         if is_enabled():
             if config.inductor and (options or graph_compile.taken() is None):
                 switch.apply([graph_compile.taking(options)])
             return
         plugins.read_plugins()
-        switch.apply(patches(config, options))
+        switch.apply(patch_stack.patches(config, options))
         log.info("enabled: trackers %s", [entry.name for entry in trackers.active(config)])
-
-
-def patches(config: DistConfig, options: Mapping[str, Any] | None = None) -> list[Patch]:
-    """Everything that enabling does to torch, in order; nothing is applied here.
-
-    ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for
-    these.
-    """
-    from dynamo_dist import graph_compile
-    from dynamo_dist.diagnostics import live
-    from dynamo_dist.diagnostics.live import Listen
-    from dynamo_dist.runtime import calls, gradients, guards, recompiles
-    from dynamo_dist.sharding import registration
-    from dynamo_dist.sharding.rules import registry as sharding
-    from dynamo_dist.torch_compat import dynamo_compiler, dynamo_frames, inductor_cpp
-    from dynamo_dist.tracing import c10d as lowering
-    from dynamo_dist.tracing import dtensor_patches as dtensor
-    from dynamo_dist.tracing import hooks, modules, trackers
-
-    return [
-        dynamo_compiler.BackendEntryPoint(BACKEND),
-        *trackers.patches(config),
-        *lowering.patches(config),
-        *dtensor.patches(config),
-        *modules.patches(config),
-        *guards.patches(),
-        *recompiles.patches(),
-        *calls.wrapping_patches(),
-        *gradients.gradients_patches(),
-        *calls.below_autograd_patches(),
-        *sharding.patches(config),
-        *registration.patches(),
-        *gradients.double_backward_patches(),  # around what sharding sets there
-        *hooks.patches(),
-        *live.patches(),
-        Listen(),
-        dynamo_compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
-        *inductor_cpp.probed_once_a_host(),
-        *inductor_cpp.few_libraries(),
-        *graph_compile.patches(),
-        dynamo_frames.SkippedFrames(),
-        dynamo_frames.frames_left_alone(_runs_in_eager, _dispatches),
-        *([graph_compile.taking(options or {})] if config.inductor else []),
-    ]
 
 
 def disable() -> None:
@@ -126,7 +63,7 @@ def disable() -> None:
     """
     if not is_enabled():
         return
-
+    # It loads torch's compiler, which a process that never enabled does without.
     from dynamo_dist.torch_compat import dynamo_compiler
 
     with dynamo_compiler.compile_lock:
@@ -141,7 +78,7 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled(*, inductor: bool | Mapping[str, Any] = False) -> Iterator[None]:
+def enabled(*, inductor: bool | Mapping[str, object] = False) -> Iterator[None]:
     """Enable inside the block, then restore the previous state, on or off, whatever the block did.
 
     ``inductor``: as ``enable()`` takes it.
@@ -154,6 +91,10 @@ def enabled(*, inductor: bool | Mapping[str, Any] = False) -> Iterator[None]:
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
     """Restore the state from before the block, on or off, when the block ends."""
+    settings.check()
+    # After the check: on a torch that is not supported, this import may fail.
+    from dynamo_dist import graph_compile
+
     was_on, options = is_enabled(), graph_compile.taken()
     try:
         yield
@@ -164,22 +105,3 @@ def restored() -> Iterator[None]:
         elif not was_on:
             disable()
         graph_compile.restore(options)
-
-
-@cache
-def _runs_in_eager(file: str) -> bool:
-    root = Path(__file__).parent
-    path = Path(file)
-    if path.parts[-3:] == MESHES.parts:
-        return True
-    if path.is_relative_to(root.parent / "inductor_passes"):
-        return True
-    return path.is_relative_to(root) and not any(
-        path.is_relative_to(root / part) for part in COMPILED
-    )
-
-
-@cache
-def _dispatches(file: str) -> bool:
-    root = Path(__file__).parent.as_posix()
-    return Path(file).as_posix().startswith(tuple(f"{root}/{part}" for part in DISPATCHING))

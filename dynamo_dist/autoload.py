@@ -49,6 +49,7 @@ def register_log_names() -> None:
     Never raises: torch turns an exception here into a failed ``import torch``.
     """
     try:
+        # Inside the try: the name is private, and a failed import here fails ``import torch``.
         from torch._logging import _internal
 
         if log_names_are_in_time(_internal):
@@ -66,6 +67,7 @@ def register_log_names() -> None:
 
 def _explain() -> None:
     try:
+        # It imports the diagnostics, which only a process that is explained needs.
         from dynamo_dist.cli import explained_process
 
         explained_process.install()
@@ -75,6 +77,7 @@ def _explain() -> None:
 
 def _enable_when_needed() -> None:
     try:
+        # It imports Dynamo, which ``import torch`` alone does not.
         from dynamo_dist.torch_compat.dynamo_compiler import before_first_compile
 
         before_first_compile(_enable)
@@ -83,6 +86,7 @@ def _enable_when_needed() -> None:
 
 
 def _enable() -> None:
+    # At the first compile only, so that ``import torch`` stays fast.
     from dynamo_dist.activation import enable
 
     enable()

@@ -7,25 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from dynamo_dist.settings import DistConfig, digest
+from dynamo_dist import plugins
+from dynamo_dist.runtime import calls
+from dynamo_dist.runtime.calls import BELOW_AUTOGRAD, merge_inputs
+from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
+from dynamo_dist.runtime.guards import lighten
+from dynamo_dist.torch_compat import inductor_code, inductor_cpp
 from dynamo_dist.torch_compat.patching import Made, Patch
+from inductor_passes.graph.printing import add_library
+from inductor_passes.inductor import installed
+from inductor_passes.inductor.session import CompileSession
+from inductor_passes.pass_options import register_switch
+from inductor_passes.torch_compat import meshes
+from inductor_passes.torch_compat.backend import PLACES
 
 if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
 
 _OWNER = "dynamo_dist"
-_taken: Mapping[str, Any] | None = None
+_taken: Mapping[str, object] | None = None
 
 
-def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+def checked(options: Mapping[str, object]) -> Mapping[str, object]:
     """Options for all compiles by ``backend="inductor"``. Raises OptionError for one that is not
     ours, TopologyError.
     """
     if not options:
         return {}
-    from inductor_passes.inductor import installed
 
-    register_switches()
+    register_options()
     return installed.checked(options, "enable(inductor=...)")
 
 
@@ -36,13 +46,13 @@ def taken() -> Mapping[str, Any] | None:
     return _taken
 
 
-def restore(options: Mapping[str, Any] | None) -> None:
+def restore(options: Mapping[str, object] | None) -> None:
     """Let ``backend="inductor"`` be as ``taken()`` said."""
     if options != taken():
         _take(options)
 
 
-def taking(options: Mapping[str, Any]) -> Patch:
+def taking(options: Mapping[str, object]) -> Patch:
     """Return the patch that has our compiler compile the graphs of ``backend="inductor"``.
 
     ``options`` apply to compiles that are given no others. The class and the function registered
@@ -52,9 +62,7 @@ def taking(options: Mapping[str, Any]) -> Patch:
 
 
 class _Taking(Made):
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        from inductor_passes.torch_compat.backend import PLACES
-
+    def __init__(self, options: Mapping[str, object]) -> None:
         self.options, self.of = options, PLACES
 
     def apply(self) -> None:
@@ -65,31 +73,24 @@ class _Taking(Made):
         _take(self.before)
 
 
-def _take(options: Mapping[str, Any] | None) -> None:
+def _take(options: Mapping[str, object] | None) -> None:
     global _taken  # noqa: PLW0603 - what is taken is one thing of the process
-    from inductor_passes.inductor import installed
 
-    register_switches()
+    register_options()
     part = None if options is None else installed.Part(options, compile_frame)
     installed.put(_OWNER, part)
     _taken = options
 
 
-def register_switches() -> None:
-    """Let option ``disable`` take what this package does beside the passes."""
-    from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
-    from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
-    from inductor_passes.pass_options import register_switch
-
+def register_options() -> None:
+    """Let options take what this package and its plugins do beside the passes."""
+    plugins.read_plugins()
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)
 
 
 def patches() -> list[Patch]:
     """List changes to torch's compile caches: keys by content, fewer headers."""
-    from dynamo_dist.torch_compat import inductor_code, inductor_cpp
-    from inductor_passes.torch_compat import meshes
-
     return [
         *inductor_code.meshes_by_content(meshes.content),
         *inductor_code.sources_by_name(),
@@ -99,58 +100,36 @@ def patches() -> list[Patch]:
 
 def compile_frame(
     gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[object],
     own: PassOptions,
-    inductor: Mapping[str, Any],
+    inductor: Mapping[str, object],
     region: str | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Compile a graph by configuration of this compile alone: our options and Inductor's.
 
     ``region``: the compile's name in torch's logs.
     """
-    from dynamo_dist.runtime import calls
-    from dynamo_dist.runtime.calls import merge_inputs
-    from dynamo_dist.runtime.guards import lighten
-    from inductor_passes.graph.printing import add_library
-    from inductor_passes.inductor.session import CompileSession
-
     add_library(__file__)  # this package's functions are traced in the place of torch's
     calls.check(gm)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
 
-    def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_(gm: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         session = CompileSession(gm, own, inductor, region=region, traits=_traits(own))
         return session.run(gm, inputs)
 
-    if own.plan == "off":
-        return compile_(gm, example_inputs)
-    return _compile_repaired(gm, example_inputs, compile_, own)
+    whole: plugins.Compile = compile_
+    for compiler in plugins.frame_compilers:
+        whole = _around(compiler, whole, own)
+    return whole(gm, example_inputs)
+
+
+def _around(
+    compiler: plugins.FrameCompiler, inner: plugins.Compile, own: PassOptions
+) -> plugins.Compile:
+    return lambda gm, inputs: compiler.compile(gm, inputs, inner, own)
 
 
 def _traits(own: PassOptions) -> frozenset[str]:
     """What this package makes code with, unless it is switched off."""
-    from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
-    from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
-
     traits = {BELOW_AUTOGRAD} if own.exact else {BELOW_AUTOGRAD, DIRECT_GRADIENTS}
     return frozenset(traits - set(own.disable))
-
-
-def _compile_repaired(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    compile_: Callable[..., Callable[..., Any]],
-    own: PassOptions,
-) -> Callable[..., Any]:
-    from dynamo_dist.planning.cost import prices_of
-    from dynamo_dist.planning.repair import compile_repaired
-    from dynamo_dist.torch_compat import dynamo_compiler
-
-    return compile_repaired(
-        gm,
-        inputs,
-        compile_,
-        prices_of(own.topology, inputs),
-        f"{digest(DistConfig.from_env())} {dynamo_compiler.cache_key_tag()}",
-        None if own.plan == "repair" else own.plan,
-    )

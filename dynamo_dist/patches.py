@@ -12,12 +12,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dynamo_dist import activation
+from dynamo_dist import patch_stack
 from dynamo_dist.settings import SUPPORTED, DistConfig
 from dynamo_dist.torch_compat import dtensor_dispatch, dynamo_compiler
 from dynamo_dist.torch_compat.patching import ConfigDefault, OwnState, SetAttribute, makers_noted
+
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat.patching import Patch
 
 # Why there is no issue upstream.
 HOOK = "no public hook"
@@ -239,7 +242,7 @@ LOSSES = {
 
 OWN_STATE = "own state"
 
-_GROUPING = (__name__, "dynamo_dist.activation", "dynamo_dist.cli.doctor")
+_GROUPING = (__name__, "dynamo_dist.patch_stack", "dynamo_dist.cli.doctor")
 # Lists of what other modules ask for.
 _TABLES = ("dynamo_dist.sharding.rules.registry", "dynamo_dist.tracing.dtensor_patches")
 _ISSUE = re.compile(r"(?:https://github\.com/)?pytorch/pytorch(?:/issues/|/pull/|#)\d+")
@@ -318,11 +321,11 @@ def listed(config: DistConfig | None = None) -> list[Listed]:
     applied.
     """
     with makers_noted():
-        made = activation.patches(config or DistConfig.from_env())
+        made = patch_stack.patches(config or DistConfig.from_env())
     return [_listed(maker, reason, patches) for (maker, reason), patches in by_kind(made).items()]
 
 
-def by_kind(made: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
+def by_kind(made: Iterable[object]) -> dict[tuple[str, str], list[object]]:
     """Changes by the function that made them and the module that asked for them; made under
     ``makers_noted()``.
     """
@@ -346,7 +349,7 @@ def _is_compat(module: str) -> bool:
     return module.startswith("dynamo_dist.torch_compat.")
 
 
-def _makers(patch: Any) -> list[tuple[str, str]]:
+def _makers(patch: Patch) -> list[tuple[str, str]]:
     return [
         (name, doc)
         for name, doc in getattr(patch, "makers", ())
@@ -372,7 +375,7 @@ def _listed(maker: str, module: str, patches: Sequence[Any]) -> Listed:
     )
 
 
-def _what(patch: Any) -> str:
+def _what(patch: Patch) -> str:
     if isinstance(patch, OwnState):
         return OWN_STATE
     return "setting" if isinstance(patch, (ConfigDefault, dynamo_compiler.CacheKeyTag)) else "patch"
@@ -384,7 +387,7 @@ def _sentence(doc: str) -> str:
     return re.sub(r"\s+", " ", first).rstrip(":")
 
 
-def _place(patch: Any) -> str:
+def _place(patch: Patch) -> str:
     if isinstance(patch, SetAttribute):
         return f"{_name(patch.owner)}.{patch.name}"
     found = getattr(patch, "of", getattr(patch, "key", type(patch)))

@@ -7,11 +7,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import torch
 
 from dynamo_dist.errors import ConfigError, UnsupportedTorchError
 from inductor_passes.errors import OptionError
 from inductor_passes.plugins import digest_of_sources
-from inductor_passes.ranks.decision import SECONDS, seconds
+from inductor_passes.ranks.coordination import SECONDS, deadline_s
 
 OLDEST = (2, 13)
 FIRST_UNTESTED = (2, 16)
@@ -39,8 +42,6 @@ def check(version: str | None = None) -> None:
     supported.
     """
     if version is None:
-        import torch
-
         version = torch.__version__
     if not is_supported(version):
         raise UnsupportedTorchError(
@@ -51,6 +52,7 @@ def check(version: str | None = None) -> None:
         )
 
 
+BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dynamo_backends")
 TRACKER_NAMES = ("process_group", "device_mesh", "placement")
 TRACKERS_OFF = "DYNAMO_DIST_TRACKERS_OFF"
 INDUCTOR = "DYNAMO_DIST_INDUCTOR"
@@ -58,13 +60,13 @@ AGREEMENT_SECONDS = SECONDS
 
 
 def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
-    """Return the seconds that a rank waits for others to compile the same graph; 0 settles and
-    compares nothing.
+    """Return the seconds that a rank waits for others to compile the same graph; with 0, ranks
+    do not coordinate.
 
     Raises ConfigError for what is no number of at least 0.
     """
     try:
-        return seconds(environ)
+        return deadline_s(environ)
     except OptionError as error:
         raise ConfigError(error.what, error.why, error.fix) from None
 
@@ -114,7 +116,5 @@ def digest(config: DistConfig) -> str:
     Torch's caches see the graph, not the rules by which it was made; without this a state would be
     served the results of another.
     """
-    import torch
-
     state = f"{digest_of_sources(__name__)} {sorted(config.trackers_off)} {torch.__version__}"
     return hashlib.sha256(state.encode()).hexdigest()[:12]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from dynamo_dist.torch_compat import dynamo_frames
 
 
 @contextlib.contextmanager
@@ -24,8 +26,6 @@ def fake_mesh(
     Collectives of a fake group return at once and move nothing: an all_reduce is the identity.
     Raises RuntimeError if a process group is initialised already.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     if dist.is_initialized():
         raise RuntimeError(
             "fake_mesh() makes its own process group, but one is initialised already."
@@ -38,17 +38,15 @@ def fake_mesh(
         dist.destroy_process_group()
 
 
-def count_graph_breaks(fn: Callable[..., object], *args: Any, **kwargs: Any) -> int:
+def count_graph_breaks(fn: Callable[..., object], *args: object, **kwargs: object) -> int:
     """Compile ``fn`` afresh, call it once, and count its graph breaks and its failed compiles.
 
     The graphs are run as traced, by no compiler. 0 means that all of ``fn`` is in one graph, under
     whatever is enabled at the moment.
     """
-    from dynamo_dist.torch_compat import dynamo_frames
-
     breaks: list[object] = []
 
-    def as_traced(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    def as_traced(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
         return graph.forward
 
     with dynamo_frames.watch_dynamo(

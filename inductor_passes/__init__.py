@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from inductor_passes.cost.topology import register_topology as register_topology
+    from inductor_passes.extension import Extension as Extension
+    from inductor_passes.extension import Option as Option
     from inductor_passes.graph_pass import GraphPass as GraphPass
     from inductor_passes.graph_pass import Numerics as Numerics
     from inductor_passes.graph_pass import PassContext as PassContext
@@ -22,14 +24,17 @@ if TYPE_CHECKING:
     from inductor_passes.pipeline import run_passes as run_passes
     from inductor_passes.registry import plugin_failures as plugin_failures
     from inductor_passes.registry import register as register
+    from inductor_passes.registry import register_extension as register_extension
     from inductor_passes.registry import registered_passes as registered_passes
     from inductor_passes.registry import unregister as unregister
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Extension": "extension",
     "GraphPass": "graph_pass",
     "Numerics": "graph_pass",
+    "Option": "extension",
     "PassContext": "graph_pass",
     "PassOptions": "pass_options",
     "PassStats": "graph_pass",
@@ -38,6 +43,7 @@ _HOME = {
     "options": "inductor.options",
     "plugin_failures": "registry",
     "register": "registry",
+    "register_extension": "registry",
     "register_topology": "cost.topology",
     "registered_passes": "registry",
     "run_passes": "pipeline",

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from inductor_passes import cli
+from inductor_passes import cli, registry
 
 # Command -> its module, and its help.
 COMMANDS = {
@@ -15,18 +15,22 @@ COMMANDS = {
         "inductor_passes.cli.costs",
         "measured times into a topology file",
     ),
-    "kernels": ("inductor_passes.fused.command", "fused kernels, what they need, what runs here"),
 }
+
+
+def commands() -> dict[str, tuple[str, str]]:
+    """Commands of this package and of extensions."""
+    return COMMANDS | {name: c for e in registry.extensions() for name, c in e.commands.items()}
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line, with every command's options."""
-    return cli.parser_of("inductor_passes", COMMANDS)
+    return cli.parser_of("inductor_passes", commands())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
-    return cli.run("inductor_passes", COMMANDS, argv)
+    return cli.run("inductor_passes", commands(), argv)
 
 
 if __name__ == "__main__":

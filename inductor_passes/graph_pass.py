@@ -101,15 +101,15 @@ class PassContext:
     """Inputs that a pass may be built from.
 
     ``cost``: the model of the compile's topology. ``schedule``: the global scheduler's options.
-    ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph. ``split``:
-    parts to cut graphs into, ``auto`` or ``off``.
+    ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph. ``extra``:
+    options of extensions, where they are not their default.
     """
 
     cost: CostModel
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     exact: bool = False
     ranks_differ: bool = False
-    split: int | str = "off"
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class GraphPass(abc.ABC):

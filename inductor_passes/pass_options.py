@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from inductor_passes import order_pinning, registry
 from inductor_passes.cost import load_topology
 from inductor_passes.errors import OptionError
+from inductor_passes.extension import Option
 from inductor_passes.graph_pass import ScheduleOptions
 from inductor_passes.torch_compat import inductor as config
 
-PLANS = ("off", "repair")
 COMPILES = ("each", "shared")
 # What ``disable`` takes beside passes.
 _switches = [order_pinning.NAME]
@@ -41,15 +41,13 @@ class PassOptions:
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.
-    split: ``off``; a number of parts, 2 or more, that regions of a graph are cut into, so that one
-        part computes while another's collective is on its way; or ``auto``, as many as are
-        predicted to pay, if any.
-    plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
-        ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
     compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same
         one compiles, and the others load what it made, from their common cache folder or through
         the job's store.
     exact: only passes that keep every bit.
+
+    ``extra``: options of extensions, by name, where they are not their default. Users give them
+    beside the others.
     """
 
     passes: tuple[str, ...] | None = None
@@ -57,10 +55,10 @@ class PassOptions:
     topology: str | None = None
     report: str | None = None
     schedule: ScheduleOptions | str = field(default_factory=ScheduleOptions)
-    split: int | str = "off"
-    plan: str = "off"
     compile: str = "each"
     exact: bool = False
+    # A mapping has no hash; equal options have equal hashes without it.
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         known = _known_names()
@@ -69,26 +67,69 @@ class PassOptions:
                 raise registry.unknown_pass(name, known)
         if not isinstance(self.schedule, ScheduleOptions):
             _one_of("schedule", self.schedule, ("off", {"bucket": True}))
-        _check_split(self.split, self.schedule)
-        if not self.plan.endswith(".json"):
-            _one_of("plan", self.plan, PLANS)
         _one_of("compile", self.compile, COMPILES)
+        object.__setattr__(self, "extra", self._checked_extra())
         if self.topology is not None:
             load_topology(self.topology)
+
+    def _checked_extra(self) -> dict[str, Any]:
+        """Options of extensions without those at their default: who has no extension and who does
+        not use it have the same options, and the same caches.
+        """
+        known = extra_options()
+        found = {}
+        for name, value in self.extra.items():
+            if name not in known:
+                raise _unknown_option(name)
+            kept = known[name].check(value, self)
+            if kept != known[name].default:
+                found[name] = kept
+        return found
 
     def parts(self) -> dict[str, str]:
         """Return these options by name, as far as they change a compiled graph. ``report`` and
         ``compile`` do not.
         """
-        names = (f.name for f in fields(self) if f.name not in ("report", "compile"))
-        return {name: repr(getattr(self, name)) for name in names}
+        names = (name for name in CORE_KEYS if name not in ("report", "compile"))
+        own = {name: repr(getattr(self, name)) for name in names}
+        return own | {name: repr(self.extra[name]) for name in sorted(self.extra)}
 
     def digest(self) -> str:
         """Return the same as one text."""
         return repr(self.parts())
 
+    def updated(self, other: PassOptions, names: Collection[str]) -> PassOptions:
+        """Return these options, with those of ``names`` as ``other`` has them."""
+        extra = {name: value for name, value in self.extra.items() if name not in names}
+        extra |= {name: value for name, value in other.extra.items() if name in names}
+        own = {name: getattr(other, name) for name in CORE_KEYS if name in names}
+        return replace(self, **own, extra=extra)
 
-OWN_KEYS = tuple(field.name for field in fields(PassOptions))
+
+CORE_KEYS = tuple(field.name for field in fields(PassOptions) if field.name != "extra")
+
+
+def extra_options() -> dict[str, Option]:
+    """Options of extensions, by name. A name of the core's stays the core's."""
+    return {
+        name: option
+        for extension in registry.extensions()
+        for name, option in extension.options.items()
+        if name not in CORE_KEYS
+    }
+
+
+def own_keys() -> tuple[str, ...]:
+    """Names of all options that are ours or an extension's, and not Inductor's."""
+    return (*CORE_KEYS, *extra_options())
+
+
+def _unknown_option(name: str) -> OptionError:
+    return OptionError(
+        f"Unknown option {name!r}.",
+        f"Ours are {', '.join(own_keys())}; every key of Inductor's configuration works too.",
+        "See torch._inductor.list_options() for those.",
+    )
 
 
 def split(given: Mapping[str, Any], mode: str | None = None) -> tuple[PassOptions, dict[str, Any]]:
@@ -96,20 +137,20 @@ def split(given: Mapping[str, Any], mode: str | None = None) -> tuple[PassOption
     OptionError for an unknown key.
     """
     given = {**config.mode_options(mode), **given}
+    extra_keys = extra_options().keys()
     own: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     inductor: dict[str, Any] = {}
     for key, value in given.items():
-        if key in OWN_KEYS:
+        if key in CORE_KEYS:
             own[key] = _coerce(key, value)
+        elif key in extra_keys:
+            extra[key] = value
         elif config.is_inductor_key(key):
             inductor[key.replace("-", "_")] = value
         elif key != "guard_filter_fn":  # torch.compile takes that one itself
-            raise OptionError(
-                f"Unknown option {key!r}.",
-                f"Ours are {', '.join(OWN_KEYS)}; every key of Inductor's configuration works too.",
-                "See torch._inductor.list_options() for those.",
-            )
-    return PassOptions(**own), inductor
+            raise _unknown_option(key)
+    return PassOptions(**own, extra=extra), inductor
 
 
 def _coerce(key: str, value: Any) -> Any:
@@ -129,8 +170,6 @@ def _coerce(key: str, value: Any) -> Any:
         return value
     if key == "schedule" and isinstance(value, Mapping):
         return ScheduleOptions.of(value)
-    if key == "plan":
-        return os.fspath(value) if isinstance(value, (str, os.PathLike)) else str(value)
     if key in ("topology", "report"):
         if value is not None and not isinstance(value, (str, os.PathLike)):
             raise OptionError(f"Option {key!r} is {value!r}.", "It takes a name or a path.")
@@ -146,20 +185,4 @@ def _one_of(key: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         raise OptionError(
             f"Option {key!r} is {value!r}.", "", f"It takes one of {', '.join(map(repr, known))}."
-        )
-
-
-def _check_split(split: int | str, schedule: ScheduleOptions | str) -> None:
-    number = isinstance(split, int) and not isinstance(split, bool)
-    if not (split >= 2 if number else split in ("off", "auto")):  # type: ignore[operator]
-        raise OptionError(
-            f"Option 'split' is {split!r}.",
-            "A graph is cut into 2 parts or more; fewer leave it whole.",
-            "It takes 'off', 'auto' or a whole number from 2 on.",
-        )
-    if split != "off" and not isinstance(schedule, ScheduleOptions):
-        raise OptionError(
-            f"Option 'split' is {split!r}, and 'schedule' is {schedule!r}.",
-            "Parts gain by the order that the scheduler gives them, and by nothing else.",
-            "Leave 'schedule' out, or set 'split' to 'off'.",
         )

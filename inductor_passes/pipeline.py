@@ -110,7 +110,7 @@ def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> P
         schedule if isinstance(schedule, ScheduleOptions) else ScheduleOptions(),
         options.exact,
         ranks_differ,
-        options.split,
+        options.extra,
     )
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,22 @@ OFF = "INDUCTOR_PASSES_PLUGINS_OFF"
 
 
 def load_plugins(
-    group: str, use: Callable[[Any], object], save: Callable[[], Callable[[], object]]
+    group: str,
+    use: Callable[[Any], object],
+    save: Callable[[], Callable[[], object]],
+    features: Sequence[EntryPoint] = (),
 ) -> dict[str, str]:
     """Load the entry points of ``group`` by name and hand each to ``use``; who failed, and why.
 
     ``save`` notes what is registered and returns the way back to it: nothing stays of a plugin that
-    failed half-way.
+    failed half-way. ``features``: of the package itself, loaded first, from folders that may be
+    missing.
     """
     off = {name.strip() for name in os.environ.get(OFF, "").split(",")}
     failures = {}
+    here = [feature for feature in features if _has_folder(feature)]
     # Sorted: ranks whose installations list plugins differently must still run them in one order.
-    for entry in sorted(importlib.metadata.entry_points(group=group)):
+    for entry in (*here, *sorted(importlib.metadata.entry_points(group=group))):
         if entry.name in off:
             log.info("The plugin %s is off, by %s.", entry.name, OFF)
             continue
@@ -51,6 +58,10 @@ def load_plugins(
                 entry.name,
             )
     return failures
+
+
+def _has_folder(feature: EntryPoint) -> bool:
+    return importlib.util.find_spec(feature.module.rpartition(".")[0]) is not None
 
 
 @functools.cache

@@ -9,6 +9,8 @@ import pytest
 import torch.distributed
 
 import inductor_passes
+from dynamo_dist import plugins
+from inductor_passes import registry
 
 ROOT = Path(inductor_passes.__file__).parent.parent
 structure = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "docs" / "structure.py"))
@@ -75,6 +77,27 @@ def test_private_torch_names_live_in_one_folder_a_package():
             if "torch_compat" not in path.parts:
                 found = [m for m in imported_modules(path) if m.startswith(PRIVATE)]
                 assert not found, (path, found)
+
+
+FEATURES = ("inductor_passes.fused", "inductor_passes.split", "dynamo_dist.planning")
+
+
+def is_within(module, packages):
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def test_features_are_those_that_the_packages_list():
+    listed = [*registry.FEATURES, *plugins.FEATURES]
+    assert sorted(each.module for each in listed) == sorted(f"{name}.feature" for name in FEATURES)
+
+
+@pytest.mark.parametrize("package", ["inductor_passes", "dynamo_dist"])
+def test_the_core_imports_no_feature(package):
+    for path in sources(package):
+        module = structure["module_name"](path)
+        others = [name for name in FEATURES if not is_within(module, [name])]
+        found = [each for each in imported_modules(path) if is_within(each, others)]
+        assert not found, (module, found)
 
 
 @pytest.mark.parametrize("depth", [2, 3])

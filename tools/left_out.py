@@ -83,13 +83,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _kinds() -> list[Kind]:
-    from dynamo_dist import activation
+    from dynamo_dist import patch_stack
     from dynamo_dist.patches import by_kind, listed
     from dynamo_dist.settings import DistConfig
     from dynamo_dist.torch_compat.patching import makers_noted
 
     with makers_noted():
-        kinds = by_kind(activation.patches(DistConfig.from_env()))
+        kinds = by_kind(patch_stack.patches(DistConfig.from_env()))
     return [
         Kind(number, entry.made_by, asking, f"{entry.how} {entry.why}".strip())
         for number, ((_, asking), entry) in enumerate(zip(kinds, listed(), strict=True))
@@ -119,10 +119,10 @@ class _Without:
         self.kind, self.failed = kind, ""
 
     def pytest_configure(self) -> None:
-        from dynamo_dist import activation, patches
+        from dynamo_dist import patch_stack, patches
         from dynamo_dist.torch_compat.patching import makers_noted
 
-        complete = activation.patches
+        complete = patch_stack.patches
 
         def without(*args: Any, **kwargs: Any) -> list[Any]:
             with makers_noted():
@@ -130,7 +130,7 @@ class _Without:
             left = list(patches.by_kind(made).values())[self.kind.number]
             return [each for each in made if not any(each is out for out in left)]
 
-        activation.patches = without
+        patch_stack.patches = without
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:

@@ -35,16 +35,21 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from dynamo_dist import activation, switch
-from dynamo_dist import settings as versions
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import inductor_passes
+from dynamo_dist import settings, switch
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.settings import TRACKER_NAMES, TRACKERS_OFF, DistConfig
+from inductor_passes import registry
 from inductor_passes.cli import print_entries
+from inductor_passes.extension import Degraded
+from inductor_passes.plugins import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from rich.console import Console
 
     from dynamo_dist.patches import Kind, Listed
 
@@ -62,15 +67,6 @@ class Probe:
     name: str
     holds: bool
     meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Degraded:
-    """Something that is off or less than it could be."""
-
-    what: str
-    why: str
-    fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,7 @@ def diagnose(torch_version: str | None = None) -> Diagnosis:
     }
     if torch_version is not None:
         found["torch"] = torch_version
-    supported = found["torch"] is not None and versions.is_supported(found["torch"])
+    supported = found["torch"] is not None and settings.is_supported(found["torch"])
     config, misconfigured = _config()
     probes = _probes() if supported else ()
     passes, failures = _passes() if supported else ((), ())
@@ -117,8 +113,6 @@ def _config() -> tuple[DistConfig, tuple[Degraded, ...]]:
 
 def _version(distribution: str) -> str | None:
     if distribution == "torch":
-        import torch
-
         return torch.__version__
     try:
         return metadata.version(distribution)
@@ -127,6 +121,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _probes() -> tuple[Probe, ...]:
+    # Only on a supported torch: elsewhere this import may fail, and that is what we report.
     from dynamo_dist.torch_compat import dynamo_building
 
     answers = dynamo_building.probes()
@@ -134,9 +129,8 @@ def _probes() -> tuple[Probe, ...]:
 
 
 def _passes() -> tuple[tuple[str, ...], tuple[Degraded, ...]]:
-    import inductor_passes
+    # Only on a supported torch: elsewhere these imports may fail, and that is what we report.
     from dynamo_dist import plugins
-    from inductor_passes.plugins import OFF
 
     names = tuple(inductor_passes.registered_passes())
     return names, tuple(
@@ -155,19 +149,11 @@ def _degraded(
         return [
             Degraded(
                 "everything",
-                f"torch {found['torch']} is not supported; {versions.SUPPORTED} are.",
+                f"torch {found['torch']} is not supported; {settings.SUPPORTED} are.",
                 "Install a supported torch.",
             )
         ]
-    problems = []
-    if found["triton"] is None:
-        problems.append(
-            Degraded(
-                "fusing of collectives into kernels",
-                "triton is not installed.",
-                "pip install triton (Linux with an NVIDIA or AMD GPU).",
-            )
-        )
+    problems = [lack for extension in registry.extensions() for lack in extension.degraded()]
     if not _has_accelerator():
         problems.append(
             Degraded(
@@ -201,16 +187,12 @@ def _degraded(
 
 
 def _has_accelerator() -> bool:
-    import torch
-
     return torch.cuda.is_available()
 
 
 def _is_installed() -> bool:
-    group = activation.BACKEND.group
-    return any(
-        point.name == activation.BACKEND.name for point in metadata.entry_points(group=group)
-    )
+    group = settings.BACKEND.group
+    return any(point.name == settings.BACKEND.name for point in metadata.entry_points(group=group))
 
 
 def to_json(diagnosis: Diagnosis) -> str:
@@ -220,9 +202,7 @@ def to_json(diagnosis: Diagnosis) -> str:
 
 def render(diagnosis: Diagnosis, console: Console) -> None:
     """The same for a reader."""
-    from rich.table import Table
-
-    state = "supported" if diagnosis.supported else f"NOT supported ({versions.SUPPORTED} are)"
+    state = "supported" if diagnosis.supported else f"NOT supported ({settings.SUPPORTED} are)"
     console.print(f"torch {diagnosis.versions['torch']} is {state}", highlight=False)
     table = Table("package", "version", title="Versions", title_justify="left")
     for name, version in diagnosis.versions.items():
@@ -260,15 +240,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(to_json(diagnosis))
     else:
-        from rich.console import Console
-
         render(diagnosis, Console())
     return 0 if diagnosis.supported else 1
 
 
 def _print_patches(as_json: bool, is_all: bool) -> int:
-    from rich.console import Console
-
+    # Only on a supported torch, as above.
     from dynamo_dist import patches
 
     kinds, places = patches.kinds(), patches.listed() if is_all else []
@@ -277,9 +254,9 @@ def _print_patches(as_json: bool, is_all: bool) -> int:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return 0
     console = Console()
-    count, settings = (sum(k.what == what for k in kinds) for what in ("patch", "setting"))
+    count, options = (sum(k.what == what for k in kinds) for what in ("patch", "setting"))
     console.print(
-        f"enable() changes {count} kinds of places of torch and {settings} settings, in order; "
+        f"enable() changes {count} kinds of places of torch and {options} settings, in order; "
         "disable() undoes them",
         highlight=False,
     )

@@ -32,11 +32,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed
+
 from dynamo_dist.cli import explained_process
-from dynamo_dist.diagnostics.records import RunReport
+from dynamo_dist.diagnostics import Fact, RunReport, merge_ranks
+from dynamo_dist.diagnostics.records import json_schema
+from dynamo_dist.diagnostics.render import render_html, render_text, trace
 from inductor_passes.torch_compat.c10d import Store
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from dynamo_dist.diagnostics import MergedReport, RunReport
 
 
@@ -59,8 +65,6 @@ def fail(arguments: argparse.Namespace, why: str) -> None:
 
 def show(arguments: argparse.Namespace, merged: MergedReport, infix: str = "") -> None:
     """Print the report and write its files. ``infix`` keeps apart the files of ranks not merged."""
-    from dynamo_dist.diagnostics.render import render_html, render_text, trace
-
     report: RunReport | MergedReport = merged if merged.first.world_size > 1 else merged.first
     if arguments.json:
         print(json.dumps(merged.to_json(), indent=2))
@@ -105,7 +109,7 @@ def running(
     at_terminal = sys.stdin is not None and sys.stdin.isatty()
     process: subprocess.Popen[bytes] | None = None
 
-    def forward(number: int, frame: Any) -> None:
+    def forward(number: int, frame: FrameType) -> None:
         if process is not None and process.returncode is None:
             if not (at_terminal and number in _FROM_TERMINAL):
                 process.send_signal(number)
@@ -232,8 +236,6 @@ def _come(address: str, wait_s: float) -> Store | None:
 
 
 def _store(address: str, prefix: str, is_master: bool = False) -> Store:
-    import torch.distributed
-
     dist: Any = torch.distributed  # its stores are public, but type checkers do not see them
     host, _, port = address.rpartition(":")
     store: Any = dist.TCPStore(
@@ -295,9 +297,7 @@ class _PrintSchema(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **how)
 
-    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        from dynamo_dist.diagnostics.records import json_schema
-
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
         print(json.dumps(json_schema(), indent=2))
         parser.exit()
 
@@ -345,9 +345,6 @@ def _report(arguments: argparse.Namespace, folder: str, status: int) -> None:
     """Show the report of all ranks that are known here; other ranks than 0 hand theirs to rank
     0.
     """
-    from dynamo_dist.cli import explained_process
-    from dynamo_dist.diagnostics import Fact, RunReport, merge_ranks
-
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     found = explained_process.read(folder, (rank, world_size)) or [RunReport(rank, world_size)]
     ended = Fact("exit status", _status_text(status), "", "the script's")

@@ -47,9 +47,9 @@ class Journal:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
         self._lock = threading.Lock()
-        self._process: dict[str, Any] = {}
+        self._process: dict[str, object] = {}
 
-    def process(self, **known: Any) -> None:
+    def process(self, **known: object) -> None:
         """Note which process is writing: ``rank``, ``world_size``, ``torch_version``,
         ``plugin_version``, ``meeting``.
 
@@ -65,7 +65,7 @@ class Journal:
         data = record.to_json() if isinstance(record, GraphRecord) else dataclasses.asdict(record)
         self._append(kind, data)
 
-    def _append(self, kind: str, data: Mapping[str, Any]) -> None:
+    def _append(self, kind: str, data: Mapping[str, object]) -> None:
         line = json.dumps({"kind": kind, "data": data}) + "\n"
         with (
             self._lock,
@@ -111,7 +111,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _report(lines: Iterable[tuple[str, Any]], default: tuple[int, int]) -> RunReport:
     process: dict[str, Any] = dict(zip(_PROCESS, default, strict=False))
-    seen: dict[str, dict[Any, Any]] = {kind: {} for kind in PARTS}
+    seen: dict[str, dict[object, object]] = {kind: {} for kind in PARTS}
     for kind, data in lines:
         if kind == "process":
             process.update({name: data[name] for name in _PROCESS if name in data})
@@ -206,11 +206,11 @@ def install() -> None:
 def _listen() -> None:
     """Start to listen; whatever is wrong with us, the script goes on."""
     try:
-        from dynamo_dist.torch_compat import dynamo_compiler
-
         if backend := os.environ.get(BACKEND, ""):
             dynamo_compiler.compile_by_default_with(backend)
         else:
+            # Inductor is slow to import: a launcher or a data loader, which compiles nothing,
+            # does without.
             from inductor_passes.inductor.options import observer
 
             dynamo_compiler.observe_inductor(observer())

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo_dist.cli import explain
+from dynamo_dist.diagnostics import merge_ranks
+from dynamo_dist.diagnostics.records import read_reports
 
 if TYPE_CHECKING:
     from dynamo_dist.diagnostics import RunReport
@@ -28,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show them; 0, or 2 if nothing can be read."""
-    from dynamo_dist.diagnostics import merge_ranks
-
     try:
         merged = merge_ranks([report for path in arguments.paths for report in _reports(path)])
     except (OSError, ValueError) as error:
@@ -40,8 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _reports(path: Path) -> Iterator[RunReport]:
-    from dynamo_dist.diagnostics.records import read_reports
-
     files = sorted(path.glob("report*.json")) if path.is_dir() else [path]
     if not files:
         raise ValueError(

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo_dist.diagnostics import collector
 from dynamo_dist.diagnostics.collector import Collector
@@ -24,6 +24,9 @@ from inductor_passes.graph.printing import CAUSE
 from inductor_passes.report import recorder, report
 from inductor_passes.report.report import LiveReport
 from inductor_passes.torch_compat.dynamo import artifact_logger, trace_artifact
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
 
 
 def patches() -> list[Patch]:
@@ -43,7 +46,7 @@ def change_of_placement(current: Any, target: Any, op: str) -> str:
     return ", ".join(parts) + (f", for {op}" if op else "")
 
 
-def _said(placement: Any) -> str:
+def _said(placement: Placement) -> str:
     return repr(placement).replace("dim=", "")
 
 

@@ -35,7 +35,7 @@ class MergedReport:
         """The report of the lowest rank: what is equal on all ranks is read from it."""
         return self.reports[0]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """``{schema, world_size, missing, differences, reports}``; ``reports`` as each rank wrote
         it.
 
@@ -113,7 +113,7 @@ def _compare(
     return RankDifference(what, tuple((text(value), r) for value, r in found)) if found else None
 
 
-def _by_value(values: Iterable[tuple[Any, int]]) -> list[tuple[Any, tuple[int, ...]]]:
+def _by_value(values: Iterable[tuple[object, int]]) -> list[tuple[Any, tuple[int, ...]]]:
     """Each value with the ranks that have it, most ranks first; nothing, if all have the same."""
     ranks: dict[Any, list[int]] = defaultdict(list)
     for value, rank in values:

@@ -191,12 +191,12 @@ _VERSIONS = {
 _LATER: dict[type, set[str]] = {RunReport: {*PARTS} - {"graphs"}}
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> dict[str, object]:
     """The schema of what ``explain --json`` prints: all ranks of a run, merged.
 
     One rank's ``report.json`` is ``#/$defs/RunReport``.
     """
-    definitions: dict[str, Any] = {}
+    definitions: dict[str, object] = {}
     report = _reference(RunReport, definitions)
     ranks = {"type": "array", "items": {"type": "integer"}}
     value = _object({"value": {"type": "string"}, "ranks": ranks})
@@ -217,18 +217,20 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "dynamo_dist report", **merged, "$defs": definitions}
 
 
-def schema_of_rank() -> dict[str, Any]:
+def schema_of_rank() -> dict[str, object]:
     """Return the schema that a reader asks of one rank's report: what later versions added may
     be missing.
     """
-    definitions: dict[str, Any] = {}
+    definitions: dict[str, object] = {}
     return {
         **_reference(RunReport, definitions, is_read=True),
         "$defs": definitions,
     }
 
 
-def _reference(cls: type, definitions: dict[str, Any], is_read: bool = False) -> dict[str, Any]:
+def _reference(
+    cls: type, definitions: dict[str, object], is_read: bool = False
+) -> dict[str, object]:
     name = cls.__name__
     if name not in definitions:
         definitions[name] = {}  # taken, should it name itself
@@ -247,12 +249,12 @@ def _reference(cls: type, definitions: dict[str, Any], is_read: bool = False) ->
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _has_default(field: dataclasses.Field[Any]) -> bool:
+def _has_default(field: dataclasses.Field[object]) -> bool:
     given = (field.default, field.default_factory)
     return not field.init or given != (dataclasses.MISSING, dataclasses.MISSING)
 
 
-def _of(hint: Any, definitions: dict[str, Any], is_read: bool) -> dict[str, Any]:
+def _of(hint: object, definitions: dict[str, object], is_read: bool) -> dict[str, object]:
     if hint in _PLAIN:
         return {"type": _PLAIN[hint]}
     if dataclasses.is_dataclass(hint):
@@ -275,7 +277,7 @@ def _of(hint: Any, definitions: dict[str, Any], is_read: bool) -> dict[str, Any]
     raise TypeError(f"A record has a field of type {hint}, which the schema cannot express.")
 
 
-def _object(properties: dict[str, Any], description: str = "") -> dict[str, Any]:
+def _object(properties: Mapping[str, object], description: str = "") -> dict[str, object]:
     """Every field is there; a reader ignores others, which later versions may add."""
     described = {"description": description} if description else {}
     return {**described, "type": "object", "properties": properties, "required": [*properties]}
@@ -303,7 +305,7 @@ def read_reports(path: str | os.PathLike[str]) -> list[RunReport]:
     return [_report(item, file, ("reports", i)) for i, item in enumerate(data["reports"])]
 
 
-def _report(data: Any, file: str, at: tuple[str | int, ...]) -> RunReport:
+def _report(data: object, file: str, at: tuple[str | int, ...]) -> RunReport:
     version = data.get("schema") if isinstance(data, dict) else None
     if type(version) is int and version != SCHEMA_VERSION:
         raise ReportError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_dist.diagnostics.merge import MergedReport
 from dynamo_dist.diagnostics.records import BreakRecord, Fact, PlanRecord, RunReport
@@ -199,7 +199,7 @@ def write_report(
     return of_graphs.write_graphs(report, directory, render_html, trace)
 
 
-def trace(report: RunReport | MergedReport) -> dict[str, Any]:
+def trace(report: RunReport | MergedReport) -> dict[str, object]:
     """The timelines of all graphs, before and after, as one Chrome trace; of every rank there
     is.
     """

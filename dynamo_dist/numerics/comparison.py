@@ -114,11 +114,11 @@ _ROWS: Mapping[str, Callable[[VariantResult], str]] = {
 
 def compare(
     model: Callable[..., Any],
-    inputs: Any,
+    inputs: object,
     *,
     steps: int = 10,
-    loss: Callable[[Any], torch.Tensor] | None = None,
-    options: Mapping[str, Any] | None = None,
+    loss: Callable[[object], torch.Tensor] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Comparison:
     """Run ``model`` eager, under upstream Inductor and under ours, and say how they differ.
 
@@ -143,7 +143,7 @@ def compare(
         raise CompareError(f"compare() got steps={steps}.", "It times at least one step.")
     parameters = parameters_of(model)
     device = next((t.device for t in tensors_of([inputs, parameters])), torch.device("cpu"))
-    functions: dict[str, Callable[..., Any]] = {}
+    functions: dict[str, Callable[..., object]] = {}
 
     def step(variant: str) -> dict[str, torch.Tensor]:
         given = pytree.tree_map(new_leaf, inputs)
@@ -201,7 +201,7 @@ def compare(
     )
 
 
-def default_loss(outputs: Any) -> torch.Tensor | None:
+def default_loss(outputs: object) -> torch.Tensor | None:
     """The outputs' own ``loss`` if they have one, else the sum of the means of the floating
     tensors.
     """
@@ -228,7 +228,7 @@ def plugin_for(variant: str) -> Iterator[None]:
 
 def compiled(
     model: Callable[..., Any], variant: str, options: Mapping[str, Any] | None = None
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """The model itself for eager, else as a user would compile it. ``options`` go to ours alone.
 
     Call it, and what it returns, inside ``plugin_for(variant)``. Dynamo keeps compiled code by
@@ -299,7 +299,7 @@ def _differences(
     return {name: how for name, how in told.items() if how}
 
 
-def _local(tensor: Any) -> Any:
+def _local(tensor: object) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

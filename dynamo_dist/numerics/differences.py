@@ -35,7 +35,7 @@ _STEP_OF_FLOAT8 = {
 
 def difference_from_one_device(
     found: Any,
-    expected: Any,
+    expected: object,
     values: bool = True,
     tolerance: float | None = None,
     same_replicas: bool = True,
@@ -129,7 +129,7 @@ def tolerance_of(*tensors: object) -> float:
     )
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: object, other: object) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         both_nan = one != one and other != other
         return both_nan or math.isclose(one, other, rel_tol=1e-8, abs_tol=1e-8)
@@ -141,7 +141,7 @@ Loss = Callable[[Any], torch.Tensor | None]
 
 
 def run_step(
-    run: Callable[..., Any],
+    run: Callable[..., object],
     parameters: Mapping[str, torch.Tensor],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -168,17 +168,17 @@ def run_step(
             each.grad = before[name]
 
 
-def tensors_of(tree: Any) -> list[torch.Tensor]:
+def tensors_of(tree: object) -> list[torch.Tensor]:
     """The tensors of a nested structure, in order."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def parameters_of(model: Any) -> dict[str, torch.Tensor]:
+def parameters_of(model: object) -> dict[str, torch.Tensor]:
     """A module's parameters by name; none of a function."""
     return dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
 
 
-def new_leaf(value: Any) -> Any:
+def new_leaf(value: object) -> object:
     """A tensor of equal values that gradients end at, as they did before; other values as they
     are.
     """

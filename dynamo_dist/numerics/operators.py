@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -20,6 +20,9 @@ from dynamo_dist.numerics.differences import (
 )
 from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
 from dynamo_dist.torch_compat import dtensor_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _NOT_THE_USERS = tuple(
     str(Path(root).parent) + "/" for root in (torch.__file__, dynamo_dist.__file__)
@@ -53,10 +56,10 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,
-        types: Any,
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         leaves = pytree.tree_leaves((args, kwargs))
         distributed = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
@@ -85,7 +88,7 @@ class Operators(TorchDispatchMode):
             self._record(func, layout, next((p for p in problems if p), ""))
         return results
 
-    def _record(self, func: Any, layout: str, problem: str) -> None:
+    def _record(self, func: Callable[..., object], layout: str, problem: str) -> None:
         self.checked.append(Checked(str(func), layout, problem, _line()))
 
 

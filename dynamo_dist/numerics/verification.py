@@ -133,7 +133,7 @@ def on_one_device(model: Callable[..., Outputs]) -> Callable[..., Outputs]:
     return copied
 
 
-def _distributes(hook: Any) -> bool:
+def _distributes(hook: Callable[..., object]) -> bool:
     module = getattr(getattr(hook, "func", hook), "__module__", "") or ""
     return module.startswith("torch.distributed.") or "tensor_parallel" in module
 
@@ -147,7 +147,7 @@ def _replicated(out: torch.Tensor) -> torch.Tensor:
     return out.full_tensor() if isinstance(out, DTensor) else out
 
 
-def _gathered(value: Any) -> Any:
+def _gathered(value: object) -> Any:
     if not isinstance(value, DTensor):
         return value
     try:

@@ -38,7 +38,7 @@ from inductor_passes.cost.compute import (
 from inductor_passes.cost.machine import Machine
 
 
-def accesses_of(program: Program, schemas: Sequence[Any]) -> list[Access | None]:
+def accesses_of(program: Program, schemas: Sequence[object]) -> list[Access | None]:
     """One per step; None for a step that is no operation, or whose arguments are not known."""
     layout = _Layout(program, schemas)
     found = graph_accesses(layout.graph)
@@ -51,7 +51,7 @@ def accesses_of(program: Program, schemas: Sequence[Any]) -> list[Access | None]
 class _Layout:
     """A program as an FX graph on whole tensors, and the call that each step is."""
 
-    def __init__(self, program: Program, schemas: Sequence[Any]) -> None:
+    def __init__(self, program: Program, schemas: Sequence[object]) -> None:
         self.graph = fx.Graph()
         self.calls: list[fx.Node | None] = []
         self.given: list[list[fx.Node]] = []
@@ -88,7 +88,7 @@ class _Layout:
     ) -> fx.Node:
         left = iter(given)
 
-        def argument(leaf: Any) -> Any:
+        def argument(leaf: object) -> Any:
             return next(left) if dtensor_placements.is_spec(leaf) else leaf
 
         args, kwargs = pytree.tree_map(argument, (schema.args_schema, schema.kwargs_schema))
@@ -371,7 +371,7 @@ class TopologyPrices(Machine):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def prices_of(topology: str | None, inputs: Sequence[Any]) -> Prices:
+def prices_of(topology: str | None, inputs: Sequence[object]) -> Prices:
     """Return the planner's prices: of the topology named, or of the default for the device of
     the inputs.
     """

@@ -34,7 +34,7 @@ _US = {"type": "number", "minimum": 0}
 _PAIR = {"type": "array", "items": _US, "minItems": 2, "maxItems": 2}
 
 
-def _fields(**fields: dict[str, Any]) -> dict[str, Any]:
+def _fields(**fields: dict[str, Any]) -> dict[str, object]:
     return {"type": "object", "properties": fields, "required": [*fields]}
 
 
@@ -173,7 +173,7 @@ def text_of(plans: dict[str, StoredPlan]) -> str:
     return f'{{"schema": {SCHEMA}, "plans": {{\n' + ",\n".join(parts) + "\n}}\n"
 
 
-def _row_json(index: int, row: PlanRow) -> dict[str, Any]:
+def _row_json(index: int, row: PlanRow) -> dict[str, object]:
     return {
         "step": index,
         "op": row.text,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,11 +29,11 @@ class Recording:
     """The program, and of each step what DTensor would be asked about it."""
 
     program: Program
-    schemas: list[Any]
+    schemas: list[object]
     meshes: list[DeviceMesh]
 
 
-def record(gm: fx.GraphModule, inputs: Sequence[Any]) -> Recording:
+def record(gm: fx.GraphModule, inputs: Sequence[object]) -> Recording:
     """Every operation of the forward and, if it is trained, of the backward of a Dynamo graph.
 
     Call it where a ``torch.compile`` backend is called. Nothing is compiled or run.
@@ -139,7 +138,7 @@ class Plan:
 
 def plan(
     program: Program,
-    schemas: Sequence[Any],
+    schemas: Sequence[object],
     meshes: Sequence[DeviceMesh],
     prices: Prices,
 ) -> Plan:

@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,23 +25,23 @@ from dynamo_dist.planning import file
 from dynamo_dist.planning.cost import Prices
 from dynamo_dist.planning.planner import plan, record
 from dynamo_dist.planning.trace import Session, bracketed
+from dynamo_dist.plugins import Compile
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning, inductor_code
 from dynamo_dist.torch_compat.dynamo_compiler import CacheKeyTag
 
 log = logging.getLogger(__name__)
 
-Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _MARKED = ("enter", "leave")
 
 
 def compile_repaired(
     gm: fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     compile_: Compile,
     prices: Prices,
     rules: str,
     path: str | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Plan the Dynamo graph ``gm``, and compile it by ``compile_`` with the plan carried out.
 
     ``rules`` is a digest of everything that makes strategies what they are; ``path`` the user's
@@ -79,7 +78,7 @@ def compile_repaired(
 
 def find_plan(
     gm: fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     name: str,
     prices: Prices,
     rules: str,
@@ -119,7 +118,7 @@ def _keep(path: str, stored: dict[str, file.StoredPlan]) -> None:
         log.warning("The plan is followed, but %s could not be written: %s.", path, error)
 
 
-def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.StoredPlan | None:
+def _made(gm: fx.GraphModule, inputs: Sequence[object], prices: Prices) -> file.StoredPlan | None:
     """A plan made now; None, with a warning, where there is none."""
     try:
         with dtensor_planning.remembered_ways():
@@ -139,7 +138,7 @@ def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.Sto
     return file.StoredPlan.of(made)
 
 
-def fingerprint(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+def fingerprint(gm: fx.GraphModule, inputs: Sequence[object]) -> str:
     """Return a hash of a graph's operations and of its inputs' shapes, placements and meshes."""
     said = [gm.print_readable(print_output=False), torch.__version__, str(dist.get_world_size())]
     for given in inputs:

@@ -222,6 +222,7 @@ class _Programme:
 
     def run(self) -> tuple[list[Choice] | None, float]:
         """Solve the relaxation, and the programme itself if that is fractional."""
+        # scipy takes as long to import as a small plan takes to solve; without it, greedy does.
         import numpy as np
         from scipy.optimize import (  # type: ignore[import-untyped]
             Bounds,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -30,7 +29,7 @@ class Strategies:
     """Choices of the steps of one program; equal steps share them."""
 
     def __init__(
-        self, program: Program, schemas: Sequence[Any], meshes: Sequence[DeviceMesh]
+        self, program: Program, schemas: Sequence[object], meshes: Sequence[DeviceMesh]
     ) -> None:
         self.program = program
         self.schemas = schemas

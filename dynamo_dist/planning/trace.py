@@ -15,7 +15,7 @@ import contextlib
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -27,10 +27,15 @@ from dynamo_dist.errors import PlanError
 from dynamo_dist.program import Choice, Program, Ref, Source, Spec, Step
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._ops import OpOverload
+
 _session: Session | None = None
 
 
-def enter(*tensors: Any) -> tuple[Any, ...]:
+def enter(*tensors: object) -> tuple[object, ...]:
     """The graph's DTensor inputs as the graph begins: where they lie, their gradients must come
     to lie.
     """
@@ -42,7 +47,7 @@ def enter(*tensors: Any) -> tuple[Any, ...]:
     )
 
 
-def leave(*tensors: Any) -> tuple[Any, ...]:
+def leave(*tensors: object) -> tuple[object, ...]:
     """The graph's DTensor outputs as it ends: they come to lie where upstream would leave them."""
     left = tuple(
         t.redistribute(placements=t.placements) if isinstance(t, DTensor) else t for t in tensors
@@ -52,7 +57,7 @@ def leave(*tensors: Any) -> tuple[Any, ...]:
     return left
 
 
-def bracketed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+def bracketed(gm: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule:
     """A copy of a Dynamo graph that calls ``enter`` first and ``leave`` last."""
     graph = fx.Graph()
     outputs = graph.graph_copy(gm.graph, {})
@@ -104,7 +109,7 @@ class Line:
 def rendered(args: Any, kwargs: Any) -> str:
     """Arguments as text, a star for each DTensor: ``(*, [*, *], 1)``."""
 
-    def one(arg: Any) -> str:
+    def one(arg: object) -> str:
         if isinstance(arg, DTensor):
             return "*"
         if isinstance(arg, torch.Tensor):
@@ -128,12 +133,12 @@ class Session:
         )
         self.begin(())
 
-    def begin(self, inputs: Sequence[Any]) -> None:
+    def begin(self, inputs: Sequence[object]) -> None:
         """Forget the last trace: AOTAutograd makes several, and the last is the whole one."""
         self.program = Program()
-        self.schemas: list[Any] = []
+        self.schemas: list[object] = []
         self.meshes: list[DeviceMesh] = []
-        self.refs: dict[int, tuple[Ref, Any]] = {}
+        self.refs: dict[int, tuple[Ref, object]] = {}
         self.depth = 0
         self.left = False
         self.stray: str | None = None
@@ -155,7 +160,7 @@ class Session:
 
     # --- what is intercepted
 
-    def on_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_op(self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         flat, tree = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in flat if isinstance(leaf, DTensor)]
         if self.depth or not tensors:
@@ -213,8 +218,14 @@ class Session:
         return result
 
     def on_move(
-        self, upstream: Any, ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any
-    ) -> Any:
+        self,
+        upstream: Callable[..., object],
+        ctx: Any,
+        tensor: Any,
+        mesh: Any,
+        placements: Any,
+        *rest: object,
+    ) -> object:
         target = dtensor_placements.words(placements)
         if self.depth or tensor.device_mesh != mesh or self._strays("redistribute", [tensor]):
             return upstream(ctx, tensor, mesh, placements, *rest)
@@ -231,7 +242,7 @@ class Session:
         )
         return result
 
-    def on_back(self, upstream: Any, ctx: Any, gradient: Any) -> Any:
+    def on_back(self, upstream: Any, ctx: Any, gradient: Any) -> object:
         if self.depth or not isinstance(gradient, DTensor):
             return upstream(ctx, gradient)
         pinned = bool(getattr(ctx, "dynamo_dist_pinned", False))
@@ -246,7 +257,9 @@ class Session:
         self._moved(index, "back", gradient, inputs, results[0], target, fixed=pinned)
         return results
 
-    def on_local(self, upstream: Any, ctx: Any, tensor: Any, *rest: Any) -> Any:
+    def on_local(
+        self, upstream: Callable[..., object], ctx: object, tensor: Any, *rest: object
+    ) -> object:
         if self.depth or self._strays("to_local", [tensor]):
             return upstream(ctx, tensor, *rest)
         with self._inside():
@@ -275,7 +288,7 @@ class Session:
             self.depth -= 1
 
     def _answer(
-        self, op: Any, text: str, args: Any, kwargs: Any, tensors: Sequence[Any]
+        self, op: object, text: str, args: Any, kwargs: Any, tensors: Sequence[Any]
     ) -> tuple[Any, Choice | None]:
         """The op as DTensor's rules see it, and what they say; asked once for equal ones."""
         key = (
@@ -310,14 +323,14 @@ class Session:
                 )
         return index, inputs, planned
 
-    def _fits(self, text: str, tensors: Sequence[Any]) -> bool:
+    def _fits(self, text: str, tensors: Sequence[object]) -> bool:
         """Return whether the plan's next line is this step."""
         assert self.script is not None
         index = len(self.program.steps)
         line = self.script[index] if index < len(self.script) else None
         return line is not None and line.text == text and len(line.inputs) == len(tensors)
 
-    def _strays(self, text: str, tensors: Sequence[Any]) -> bool:
+    def _strays(self, text: str, tensors: Sequence[object]) -> bool:
         """Return whether this is what AOTAutograd does with the outputs in a trace that has no
         backward.
         """
@@ -344,7 +357,7 @@ class Session:
         if self.script is not None and self.program.steps and self.stray is not None:
             raise self._unfit(self.stray)
 
-    def _end_step(self, index: int, step: Step, outputs: Sequence[Any], schema: Any) -> None:
+    def _end_step(self, index: int, step: Step, outputs: Sequence[Any], schema: object) -> None:
         self.program.steps.append(step)
         self.schemas.append(schema)
         for i, output in enumerate(outputs):
@@ -375,7 +388,7 @@ class Session:
         )
         self._end_step(index, step, [result], None)
 
-    def _ref(self, tensor: Any) -> Ref:
+    def _ref(self, tensor: torch.Tensor) -> Ref:
         known = self.refs.get(id(tensor))
         return known[0] if known is not None else self._source(tensor, is_input=False)
 

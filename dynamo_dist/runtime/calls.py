@@ -35,8 +35,8 @@ from inductor_passes.inductor.session_in_work import has_trait
 
 
 def merge_inputs(
-    gm: fx.GraphModule, inputs: Sequence[Any], known: Mapping[Any, object]
-) -> list[Any]:
+    gm: fx.GraphModule, inputs: Sequence[object], known: Mapping[object, object]
+) -> list[object]:
     """Remove placeholders of ``gm`` that hold what an earlier one holds; the inputs that are left.
 
     ``known``: sources that are guarded by identity, with what they are.
@@ -143,8 +143,8 @@ class _Made(NamedTuple):
     flatten_spec: object  # held, so that its id is not given to another
     mesh: object
     size: Any
-    stride: Any
-    spec: Any
+    stride: object
+    spec: object
     requires_grad: bool
 
 
@@ -167,7 +167,7 @@ class _Forget(OwnState):
 
 
 def unflatten(
-    inner_tensors: dict[str, Any],
+    inner_tensors: Mapping[str, object],
     flatten_spec: Any,
     outer_size: Any,
     outer_stride: Any,

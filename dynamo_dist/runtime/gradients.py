@@ -112,8 +112,12 @@ class Gradients:
         already.
         """
         node = aot_gradients.current_node()
+        # With create_graph the gradients need a history; anomaly mode looks at what the node
+        # returns.
         if node is None or torch.is_grad_enabled() or torch.is_anomaly_enabled():
             return self.upstream(outs)
+        # Autograd leaves out the edges of inputs without gradients, so positions are found by
+        # needs_input_grad.
         edges = iter([edge for edge, _ in node.next_functions if edge is not None])
         targets = [next(edges, None) if needs else None for needs in node.needs_input_grad]
         if len(targets) != self.layout.inputs or not all(map(_in_order, self.devices)):
@@ -139,6 +143,7 @@ class Gradients:
             if local is None:
                 continue
             if id(local) in taken:
+                # Adding into one of two parameters' gradients in place would change the other's.
                 local = local.clone()
             taken.add(id(local))
             leaf, mesh = leaves[position], outs[mesh_at]
@@ -147,6 +152,7 @@ class Gradients:
             if (
                 known is None
                 or known.mesh is not mesh
+                # By identity, which is fast; an equal spec in another object is only learned again.
                 or known.parameter_spec is not parameter_spec
             ):
                 known = known_outputs[position] = self._learn(out, local, mesh, leaf)
@@ -157,10 +163,12 @@ class Gradients:
             ):
                 grad = leaf.grad
                 if grad is None:
+                    # What AccumulateGrad would do: it takes a gradient over that nobody else holds.
                     leaf.grad = aot_runtime.dtensor(local, known.spec, requires_grad=False)
                     continue
                 if type(grad) is DTensor and (grad._spec is known.spec or grad._spec == known.spec):
                     total = grad._local_tensor
+                    # A sum in flight, or a subclass, is left to autograd.
                     if type(total) is torch.Tensor and id(total) not in taken:
                         taken.add(id(total))
                         grads.append(grad)
@@ -173,17 +181,21 @@ class Gradients:
             )
         if sums:
             torch._foreach_add_(sums, addends)
+            # The sums were changed behind the DTensors' back; autograd has to refuse a backward
+            # that saved one of them.
             torch.autograd.graph.increment_version(grads)
         if usual:
             self.usual = self._seen(outs, leaves)
 
-    def _plain_leaves(self, targets: Sequence[Any]) -> list[Any]:
+    def _plain_leaves(self, targets: Sequence[object]) -> list[Any]:
         """The parameter that each target accumulates for; None where a hook is given the
         gradient.
         """
         leaves = aot_gradients.leaves_of(targets)
         state = list(map(id, leaves)), RemovableHandle.next_id
         # A leaf of which this was true at that count existed then: no other can have its id.
+        # The count is of all handles of hooks in the process: while it stands still, nobody has
+        # registered one.
         if state != self.unhooked:
             hooked = [
                 leaf is not None and aot_gradients.has_hooks(t)
@@ -194,7 +206,7 @@ class Gradients:
             self.unhooked = state
         return leaves
 
-    def _seen(self, outs: tuple[Any, ...], leaves: Sequence[Any]) -> _Usual:
+    def _seen(self, outs: tuple[object, ...], leaves: Sequence[object]) -> _Usual:
         added = [out for out in self.layout.wrapped if outs[out.local] is not None]
         known = [self.known[out.position] for out in added]
         return _Usual(
@@ -224,7 +236,7 @@ class Gradients:
         return _Known(mesh, spec, made._spec, made.requires_grad, made.dtype, fits)
 
 
-def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[Any]) -> bool:
+def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[object]) -> bool:
     """Add all gradients, if all that decides how is the same objects as before; else False, and
     nothing is done.
 
@@ -236,10 +248,13 @@ def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[A
     leaves = aot_gradients.all_leaves_of(targets)
     if (
         leaves is None
+        # An id stands for the same parameter only while no hook was registered: see
+        # ``_plain_leaves``.
         or usual.leaves != (list(map(id, leaves)), RemovableHandle.next_id)
         or not are(usual.meshes, map(outs.__getitem__, usual.mesh_outputs))
         or not are(usual.parameter_specs, map(aot_gradients.spec_of, leaves))
         or not are(usual.dtypes, map(_grad_dtype, leaves))
+        # A gradient that was there may be absent now, or the other way round.
         or set(map(type, addends)) != {torch.Tensor}
         or any(outs[at] is not None for at in usual.absent)
         or not aot_gradients.all_will_run(targets)
@@ -247,6 +262,7 @@ def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[A
         return False
     grads = list(map(_grad, leaves))
     if set(map(type, grads)) == {NoneType}:
+        # One tensor as the gradient of two parameters: ``_add_each`` makes a copy.
         if not _are_distinct(addends):
             return False
         for leaf, local, spec in zip(leaves, addends, usual.specs, strict=True):
@@ -264,7 +280,7 @@ def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[A
     return True
 
 
-def _are_distinct(tensors: list[Any]) -> bool:
+def _are_distinct(tensors: list[object]) -> bool:
     return len(set(map(id, tensors))) == len(tensors)
 
 
@@ -274,5 +290,6 @@ def _in_order(device: torch.device) -> bool:
     Autograd waits for the streams of its accumulators, which may not be the stream of this node.
     """
     if device.type == "cuda":
+        # On the default stream, code after backward() is ordered behind this node without an event.
         return torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
     return device.type == "cpu"

@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from types import CellType, CodeType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -33,6 +33,13 @@ from torch.distributed.tensor import Placement
 
 from dynamo_dist.torch_compat import dtensor_specs, dynamo_guards
 from dynamo_dist.torch_compat.patching import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from dynamo_dist.torch_compat import Guard
 
 log = logging.getLogger(__name__)
 
@@ -50,24 +57,28 @@ class Closures:
     """
 
     def __init__(self, guards: Any) -> None:
-        self.checks: dict[Any, dynamo_guards.Check] = {}
-        self.contents: dict[Any, object] = {}
+        self.checks: dict[object, dynamo_guards.Check] = {}
+        self.contents: dict[object, object] = {}
         self.implied: set[int] = set()
         # What hooks consist of, and what that was when they were traced.
         self._functions: list[FunctionType] = []
         self._codes: list[CodeType] = []
         self._cells: dict[int, CellType] = {}  # by id: the hooks of a module share some
         self._values: dict[int, object] = {}
-        self._keywords: list[dict[str, Any]] = []
+        self._keywords: list[dict[str, object]] = []
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards.inner:
             cell = dynamo_guards.cell_of(guard)
+            # Only hooks of modules: tensor parallel styles make one closure for each module, with
+            # mesh and placements in cells.
             if cell is not None and _CLOSURES_HOOKS & dynamo_guards.member_names(cell):
                 below[dynamo_guards.function_of(cell)].append(guard)
         for source, under in below.items():
             try:
                 self._add(source, under)
             except LookupError as unknown:
+                # A source that cannot be read while tracing keeps the guards that Dynamo made for
+                # it.
                 log.debug("upstream's guards stay on %s", unknown)
         self.implied |= {
             id(guard)
@@ -80,6 +91,7 @@ class Closures:
         cells = {
             cell: dynamo_guards.value_of_source(cell) for cell in map(dynamo_guards.cell_of, under)
         }
+        # One cell that may change keeps all of upstream's guards on this hook.
         if type(function) is not FunctionType or not all(map(is_settled, cells.values())):
             return
         held = {dynamo_guards.index_of(cell): value for cell, value in cells.items()}
@@ -101,6 +113,8 @@ class Closures:
 
         Asked before every call, about all of them: by identity first, which costs no Python frame.
         """
+        # A partial's keywords were empty when it was traced; its dictionary is mutable, so it is
+        # looked at again.
         if any(self._keywords) or not are(self._codes, map(_code, self._functions)):
             return False
         try:
@@ -111,12 +125,12 @@ class Closures:
         return are(before, now) or all(map(is_equal, before, now))
 
 
-def are(before: Iterable[Any], now: Iterable[object]) -> bool:
+def are(before: Iterable[object], now: Iterable[object]) -> bool:
     """Return whether the objects of two equally long iterables are the same ones; asked in C."""
     return all(map(operator.is_, before, now))
 
 
-def is_same_hook(code: CodeType, held: Mapping[int, object], hook: Any) -> bool:
+def is_same_hook(code: CodeType, held: Mapping[int, object], hook: Callable[..., object]) -> bool:
     """Return whether a function has this code and its cells, by index, hold what these are."""
     if type(hook) is not FunctionType or hook.__code__ is not code:
         return False
@@ -146,6 +160,8 @@ def is_settled(value: object) -> bool:
 
 def _is_constant(value: object) -> bool:
     if isinstance(value, FunctionType):
+        # A closure's cells can be bound anew, and attributes can be set, without the function
+        # becoming another object.
         return value.__closure__ is None and not value.__dict__
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
@@ -194,10 +210,11 @@ class ModuleHooks:
         ``replaced`` and the guards whose ``id``s are ``implied``.
     """
 
-    def __init__(self, guards: Iterable[Any], hooks: Mapping[Any, dynamo_guards.Check]) -> None:
-        self.checks: dict[Any, dynamo_guards.Check] = {}
-        self.replaced: set[Any] = set()
+    def __init__(self, guards: Iterable[Any], hooks: Mapping[object, dynamo_guards.Check]) -> None:
+        self.checks: dict[object, dynamo_guards.Check] = {}
+        self.replaced: set[object] = set()
         self.implied: set[int] = set()
+        # Without versions of dictionaries each call would have to compare the hooks one by one.
         if dynamo_guards.dict_version is None:
             return
         below: dict[Any, list[Any]] = defaultdict(list)
@@ -209,6 +226,8 @@ class ModuleHooks:
         for source in hooks:
             sources[dynamo_guards.attribute_above(source, _DICTS).base].append(source)
         for owner, those in sources.items():
+            # A guard of another kind below the module's hooks says something that our check does
+            # not.
             if all(map(_is_on_dictionary, below[owner])):
                 self._add(owner, {source: hooks[source] for source in those}, below[owner])
 
@@ -230,13 +249,13 @@ class ModuleHooks:
             self.implied |= set(map(id, under))
 
 
-def _is_on_dictionary(guard: Any) -> bool:
+def _is_on_dictionary(guard: Guard) -> bool:
     return dynamo_guards.is_on_size_or_type(guard) and any(
         dynamo_guards.is_on(guard, name) for name in _DICTS
     )
 
 
-def _hooks(module: Any) -> list[list[Any]]:
+def _hooks(module: torch.nn.Module) -> list[list[object]]:
     return [list(getattr(module, name).values()) for name in _MODULE_HOOKS_HOOKS]
 
 
@@ -254,13 +273,13 @@ class _Hooks:
     the same.
     """
 
-    def __init__(self, module: Any, checks: Mapping[int, dynamo_guards.Check]) -> None:
+    def __init__(self, module: torch.nn.Module, checks: Mapping[int, dynamo_guards.Check]) -> None:
         self.traced = _hooks(module)
         self.checks = [[checks[id(hook)] for hook in hooks] for hooks in self.traced]
         self.types = [type(getattr(module, name)) for name in _DICTS]
         self.versions = _versions(module)
 
-    def are_same(self, module: Any) -> bool:
+    def are_same(self, module: torch.nn.Module) -> bool:
         """Return whether another module, or this one later, has hooks that do the same."""
         versions = _versions(module)
         if versions == self.versions:
@@ -270,15 +289,18 @@ class _Hooks:
         now = _hooks(module)
         if not all(map(_pass, self.checks, now)):
             return False
+        # Such a hook also runs where forward raises; the trace has none.
         if module._forward_hooks.keys() & module._forward_hooks_always_called.keys():
             return False
         # Closures of the traced hooks are compared on every call, and those of others here alone.
         if are(chain(*self.traced), chain(*now)):
+            # From now on the fast path answers for these dictionaries; a copy of the same hooks in
+            # another module does not get it.
             self.versions = versions
         return True
 
 
-def _pass(checks: Sequence[dynamo_guards.Check], hooks: Sequence[Any]) -> bool:
+def _pass(checks: Sequence[dynamo_guards.Check], hooks: Sequence[object]) -> bool:
     return len(checks) == len(hooks) and all(
         check(hook) for check, hook in zip(checks, hooks, strict=True)
     )
@@ -289,7 +311,7 @@ def patches() -> list[Patch]:
     return [dynamo_guards.wrap_checks(name, identity_first) for name in dynamo_guards.VALUE_GUARDS]
 
 
-def is_on_own_code(guard: Any) -> bool:
+def is_on_own_code(guard: Guard) -> bool:
     """Return whether it guards what stands in our own modules and stays: functions, constants,
     imported modules.
 
@@ -312,11 +334,12 @@ def identity_first(value: object, check: dynamo_guards.Check) -> dynamo_guards.C
     if isinstance(value, dtensor_specs.DTensorSpec):
         return dynamo_guards.same_or(value, check)
     if isinstance(value, DeviceMesh):  # those that count as equal may have other groups
+        # A list would compare by ``==``, which holds for meshes of equal ranks whose groups differ.
         return lambda now: now is value or check(now)
     return check
 
 
-def lighten() -> dict[Any, object]:
+def lighten() -> dict[object, object]:
     """Replace guards of the frame that is being compiled, before they are built.
 
     Returns what the constant cells of hooks' closures hold, by their sources.
@@ -326,6 +349,7 @@ def lighten() -> dict[Any, object]:
         return {}
     own = {id(guard) for guard in guards.inner if is_on_own_code(guard)}
     closures = Closures(guards)
+    # Guards that another check implies must not keep a module's hooks from getting one check.
     left = [guard for guard in guards.inner if id(guard) not in closures.implied | own]
     modules = ModuleHooks(left, closures.checks)
     dropped = _meshes_of_specs(guards) | closures.implied | modules.implied | own
@@ -337,6 +361,7 @@ def lighten() -> dict[Any, object]:
         checks |= modules.checks
         if checks:
             # One check for each call looks at the cells of all closures; the others rely on it.
+            # It does not matter which one: all guards of a frame are checked on each call.
             last, check = checks.popitem()
             checks[last] = lambda value: closures.are_as_they_were() and check(value)
         dynamo_guards.replace(guards, dropped, checks)

@@ -45,7 +45,9 @@ NAMESPACES = (
 LINEAR = ("sum", "avg")
 
 
-def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def handler(
+    op: dtensor_specs.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
     """The collective on local tensors; raises StrategyError where the result would be none of
     the whole.
     """
@@ -62,8 +64,8 @@ def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[st
 
 
 def on_local_tensors(
-    op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    op: dtensor_specs.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """Results are laid out as the DTensors in their order; what is written to is what was given."""
     given = [
         each for each in dtensor_dispatch.tree_leaves((args, kwargs)) if isinstance(each, DTensor)

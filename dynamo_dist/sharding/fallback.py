@@ -36,7 +36,9 @@ _NOT_OF_ITSELF = frozenset(
 _NOT_WITH_SUCH = frozenset("add_ mul_ div_ clamp_ clamp_min_ clamp_max_ fill_".split())
 
 
-def run(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(
+    op: dtensor_specs.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """``op`` with each DTensor gathered; results are replicated, arguments written to keep their
     layout.
 
@@ -45,7 +47,7 @@ def run(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     mesh = mesh_of(op, args, kwargs)
     everywhere = [Replicate()] * mesh.ndim
 
-    def whole(value: Any) -> Any:
+    def whole(value: object) -> Any:
         if isinstance(value, DTensor):
             return value.redistribute(placements=everywhere)._local_tensor
         return value
@@ -54,7 +56,7 @@ def run(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     results = op(*local_args, **local_kwargs)
     written = _write_back(op, args, kwargs, local_args, local_kwargs)
 
-    def wrapped(value: Any) -> Any:
+    def wrapped(value: object) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) in written:
@@ -65,7 +67,7 @@ def run(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     return dtensor_dispatch.tree_map(wrapped, results)
 
 
-def mesh_of(op: dtensor_specs.OpOverload, args: Any, kwargs: Any) -> DeviceMesh:
+def mesh_of(op: dtensor_specs.OpOverload, args: object, kwargs: object) -> DeviceMesh:
     """The mesh of the DTensors among the arguments."""
     tensors = [
         v for v in dtensor_dispatch.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)
@@ -119,7 +121,7 @@ def _check_writable(op: dtensor_specs.OpOverload, target: DTensor, local: torch.
         )
 
 
-def _check_norm(op: dtensor_specs.OpOverload, target: DTensor, given: Any) -> None:
+def _check_norm(op: dtensor_specs.OpOverload, target: DTensor, given: object) -> None:
     """A norm is kept in parts whose powers are summed up: no part can say that it is negative."""
     if not any(dtensor_specs.is_norm(each) for each in target.placements):
         return
@@ -140,7 +142,7 @@ def _check_norm(op: dtensor_specs.OpOverload, target: DTensor, given: Any) -> No
     )
 
 
-def _is_not_negative(value: Any) -> bool:
+def _is_not_negative(value: object) -> bool:
     if isinstance(value, DTensor):
         return any(dtensor_specs.is_norm(each) for each in value.placements)
     return isinstance(value, (int, float)) and value >= 0
@@ -149,6 +151,7 @@ def _is_not_negative(value: Any) -> bool:
 log = logging.getLogger(__name__)
 
 _warned: set[dtensor_specs.OpOverload] = set()
+# A ContextVar: a decomposition comes back here through torch's dispatcher, which hands nothing on.
 _decomposing: ContextVar[frozenset[dtensor_specs.OpOverload]] = ContextVar(
     "decomposing", default=frozenset()
 )
@@ -163,14 +166,17 @@ class Decompose(Exception):
     **kwargs)``.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         super().__init__(function)
         self.function = function
 
 
 def instead(
-    error: Exception, op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    error: Exception,
+    op: dtensor_specs.OpOverload,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
     """The result of a call for which no strategy decided, which ``error`` says.
 
     Raises the StrategyError that a strategy raised, and one for a random operator without a
@@ -235,7 +241,7 @@ def is_known(op: dtensor_specs.OpOverload) -> bool:
     return op.namespace in ("aten", "prims") or dtensor_dispatch.is_custom_op(op._schema.name)
 
 
-def random(op: dtensor_specs.OpOverload, args: Any, kwargs: Any) -> StrategyError:
+def random(op: dtensor_specs.OpOverload, args: object, kwargs: object) -> StrategyError:
     """The error for a random operator that has no strategy."""
     return StrategyError(
         f"{op} draws random numbers and cannot run on {layouts(args, kwargs)}.",
@@ -251,7 +257,7 @@ def writes_or_views(op: dtensor_specs.OpOverload) -> bool:
     return any(argument.alias_info is not None for argument in op._schema.arguments)
 
 
-def layouts(args: Any, kwargs: Any) -> str:
+def layouts(args: object, kwargs: object) -> str:
     """The placements of the DTensors among the arguments, in order."""
     leaves = dtensor_dispatch.tree_leaves((args, kwargs))
     return ", ".join(str(leaf.placements) for leaf in leaves if isinstance(leaf, DTensor))

@@ -12,13 +12,16 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 # A placement for each tensor result, then for each tensor argument; None for a result that is None.
 Row = tuple[Placement | None, ...]
@@ -280,7 +283,7 @@ def is_even(spec: Any, shape: Sequence[int]) -> bool:
     return all(dim < len(shape) and shape[dim] % count == 0 for dim, count in shards.items())
 
 
-def elements(spec: Any, shape: Sequence[int]) -> list[Any]:
+def elements(spec: DTensorSpec, shape: Sequence[int]) -> Sequence[object]:
     """Count the elements that each rank holds of a tensor of this global shape; Shard and
     Replicate alone.
     """

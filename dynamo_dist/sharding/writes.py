@@ -41,7 +41,9 @@ def as_view(view: dtensor_specs.OpOverload) -> dtensor_dispatch.Handler:
     return handler
 
 
-def number(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def number(
+    op: dtensor_specs.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
     """The number that a DTensor of one element stands for, read or checked: sums finished,
     shards gathered.
     """
@@ -51,7 +53,7 @@ def number(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     return op(whole._local_tensor, *rest, **kwargs)
 
 
-def resized(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def resized(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """The first elements in memory are kept: of the whole tensor, which every rank has from then
     on.
     """
@@ -64,8 +66,8 @@ def resized(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[st
 
 
 def times_number(
-    op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    op: dtensor_specs.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """As of a tensor: autograd's own ``mul.Scalar`` has complex factors, which eager's cache
     cannot hold.
     """
@@ -105,11 +107,11 @@ _OTHER = (
 )
 
 
-def writing(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def writing(upstream: Callable[..., object]) -> Callable[..., object]:
     """The method ``upstream``, which writes to its tensor, also for gathered views of a DTensor."""
 
     @functools.wraps(upstream)
-    def write(self: DTensor, *args: Any, **kwargs: Any) -> Any:
+    def write(self: DTensor, *args: object, **kwargs: object) -> object:
         if not self._is_view() or not is_cut_off(self):
             return upstream(self, *args, **kwargs)
         return write_through(self, upstream, args, kwargs)
@@ -126,7 +128,10 @@ def is_cut_off(view: DTensor) -> bool:
 
 
 def write_through(
-    view: DTensor, upstream: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    view: DTensor,
+    upstream: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> DTensor:
     """Write to a copy of ``view``, put that in its place in the whole base, and the base's part
     back.
@@ -150,7 +155,7 @@ def write_through(
     return view
 
 
-def set_item(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def set_item(upstream: Callable[..., Any]) -> Callable[..., object]:
     """``x[key] = value``: to a view, which torch writes to without calling a method, unless by
     tensors.
     """

@@ -24,7 +24,7 @@ def storage_key(tensor: torch.Tensor) -> Any:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def has_tensors(tree: Any) -> bool:
+def has_tensors(tree: object) -> bool:
     """Return whether any leaf is a tensor."""
     return any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(tree))
 
@@ -41,8 +41,8 @@ class _CallRecorder(TorchDispatchMode):
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))
         return result
@@ -57,7 +57,7 @@ def recorded_views(view: torch.Tensor, base: torch.Tensor) -> tuple[Any, list[An
     return found, recorder.calls
 
 
-def local_views(local: torch.Tensor) -> Any:
+def local_views(local: torch.Tensor) -> object:
     """The views by which functionalization reached this tensor, or None; they can be pickled."""
     if not isinstance(local, FunctionalTensor):
         return None
@@ -77,8 +77,8 @@ def apply_local_views(base: torch.Tensor, views: Any) -> torch.Tensor:
 
 def on_output_aliases(
     record: Callable[..., Any],
-    replay: Callable[..., Any],
-    apart: Callable[..., Any],
+    replay: Callable[..., object],
+    apart: Callable[..., object],
     cls: type,
 ) -> list[Patch]:
     """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and
@@ -99,7 +99,7 @@ def on_output_aliases(
     @functools.wraps(upstream_collect)
     def collect(f: Any, *args: Any, **kwargs: Any) -> Any:
         ways: list[Any] = []
-        returned: list[Any] = []
+        returned: list[object] = []
 
         @functools.wraps(f)
         def watched(*flat: Any) -> Any:
@@ -107,28 +107,37 @@ def on_output_aliases(
                 outputs = f(*flat)
                 returned[:] = outputs
                 return outputs
+            # Autograd then records each view as an operator that can be replayed, and not as one
+            # as_strided from the base, which DTensor refuses.
             with torch.autograd.grad_mode._force_original_view_tracking(True):
                 outputs = f(*flat)
+            # Recorded here and not after the call: outputs and their bases are those of this very
+            # trace.
             found, ways[:] = record(flat, outputs)
+            # AOTAutograd flattens what it is given by its type, so a tuple stays a tuple.
             return type(outputs)(found)
 
         inner = upstream_collect(watched, *args, **kwargs)
 
         @functools.wraps(inner)
-        def run(*flat: Any) -> Any:
+        def run(*flat: Any) -> object:
             metadata = inner(*flat)
             for i, way in enumerate(ways):
                 info = metadata.output_info[i]
+                # An output that AOTAutograd found to be no alias keeps its kind; a way of ours
+                # would not be asked for.
                 if way is not None and "alias" in info.output_type.name:
                     metadata.output_info[i] = dataclasses.replace(info, view_meta_sequence=way)
             _regenerate_detached_aliases(metadata, returned)
+            # They are functional tensors of one trace, which the closure would otherwise keep
+            # alive.
             returned.clear()
             return metadata
 
         return run
 
     @functools.wraps(upstream_collect)
-    def collect_local(f: Any, *args: Any, **kwargs: Any) -> Any:
+    def collect_local(f: Any, *args: Any, **kwargs: Any) -> object:
         @functools.wraps(f)
         def watched(*flat: Any) -> Any:
             outputs = f(*flat)
@@ -139,12 +148,16 @@ def on_output_aliases(
     @functools.wraps(upstream_alias)
     def alias(
         base: Any, target: Any, requires_grad: bool, way: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    ) -> object:
+        # Where base and target have one layout and no way is known, upstream's plain alias is
+        # right.
         if isinstance(base, cls) and (way is not None or not _same_layout(base, target)):
             return replay(way, base, target, requires_grad)
         return upstream_alias(base, target, requires_grad, way, *args, **kwargs)
 
     local_program = _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers")
+    # Each of these modules has imported the functions by name, so a patch of one is not seen by the
+    # others.
     places = [
         _collect_metadata,
         _functional_utils,
@@ -203,6 +216,7 @@ def _regenerate_detached_aliases(metadata: Any, outputs: Sequence[Any]) -> None:
             infos[i] = dataclasses.replace(
                 info, output_type=kind, base_idx=base, view_meta_sequence=views
             )
+    # The numbers of aliased outputs were counted from the kinds that have just changed.
     if found:  # what it counts by kind
         metadata.__post_init__()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # first: runtime_wrappers imports it in a circle otherwise
 import torch._functorch._aot_autograd.graph_capture_wrappers as _graph_capture_wrappers
 import torch.autograd.graph as _autograd_graph
 from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
@@ -55,15 +56,20 @@ class _ReplicasOfAnySize(TorchDispatchMode):
     # Else torch refuses those under any mode, whatever they are called with.
     supports_higher_order_operators = True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         given = args, kwargs or {}
         if not isinstance(func, OpOverload):  # It calls operators itself, and may take functions.
             return func(*given[0], **given[1])
         meshes = [each.device_mesh for each in tree_leaves(given) if isinstance(each, DTensor)]
 
         def replica(value: torch.Tensor) -> torch.Tensor:
+            # A size that is a number is handled by torch's C++, which makes the replica faster.
             if isinstance(value, DTensor) or isinstance(value.numel(), int):
                 return value
+            # The mesh of any DTensor of the call: with two meshes the operator is refused later, by
+            # its strategy.
             placements = [Replicate()] * meshes[0].ndim
             return DTensor.from_local(value, meshes[0], placements, run_check=False)
 
@@ -85,7 +91,8 @@ def replicas_in_backward() -> list[Patch]:
     # Every backward of every program passes here: without a group there is no mesh, and so no
     # DTensor.
     @functools.wraps(upstream)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> object:
+        # As cheap as a check can be, for programs that use no torch.distributed at all.
         if not is_initialized():
             return upstream(*args, **kwargs)
         mode = get_proxy_mode()
@@ -99,16 +106,19 @@ def replicas_in_backward() -> list[Patch]:
             with _ReplicasOfAnySize():
                 return upstream(*args, **kwargs)
         finally:
+            # Restored even where the backward raises: the flag is the process's, and a program's
+            # own mistake would be hidden.
             dispatching._allow_implicit_replication = before
 
     return [
         SetAttribute(module, upstream.__name__, run)
         for module in (_autograd_graph, torch.autograd)
+        # Somebody else may have wrapped one of the two; that one is left to them.
         if getattr(module, upstream.__name__, None) is upstream
     ]
 
 
-def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Patch]:
+def on_writes_to_plain_tensors(write: Callable[..., object]) -> list[Patch]:
     """Have ``write(op, args, kwargs)`` do what writes DTensors to a plain tensor, the first
     argument.
 
@@ -116,11 +126,15 @@ def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Patch]:
     what finishes a call, so this stands where a decision is asked for. Seen in 2.13 to 2.15.
     """
 
-    def writing(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def writing(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def propagate(
-            self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
-        ) -> Any:
+            self: object,
+            op: OpOverload,
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
+            *rest: object,
+        ) -> object:
             found = upstream(
                 self, op, args, kwargs, *rest
             )  # refuses plain tensors where they may not stand
@@ -132,6 +146,8 @@ def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Patch]:
             ):
                 return found
             write(op, args, kwargs)
+            # The dispatcher returns a result that is no decision as it is, which is what an in-
+            # place operator gives.
             return args[0]
 
         return propagate
@@ -147,9 +163,9 @@ def pending_inputs_stay_pending() -> list[Patch]:
     whole for the parts that it said it would return. Seen in 2.13 to 2.15.
     """
 
-    def keeping(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def keeping(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def fresh(index: int, tensor: Any, meta: Any) -> Any:
+        def fresh(index: int, tensor: torch.Tensor, meta: Any) -> object:
             known = meta.input_info[index] if index in meta.mutated_inp_runtime_indices else None
             if (
                 known is not None
@@ -179,9 +195,12 @@ def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
     Seen in 2.13 to 2.15.
     """
 
-    def checked(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(upstream: Callable[..., object]) -> Callable[..., Any]:
         @functools.wraps(upstream)
-        def post_compile(self: Any, compiled_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        def post_compile(
+            self: object, compiled_fn: object, *args: object, **kwargs: object
+        ) -> object:
+            # compiled_fn is the bound classmethod ``apply`` of the graph's autograd.Function.
             function = getattr(compiled_fn, "__self__", None)
             if isinstance(function, type) and _returns_dtensors(function):
                 function.backward = _checking(function.backward, refuse)  # type: ignore[attr-defined]
@@ -207,9 +226,12 @@ def _returns_dtensors(function: type) -> bool:
     )
 
 
-def _checking(backward: Callable[..., Any], refuse: Callable[[], None]) -> staticmethod[..., Any]:
+def _checking(
+    backward: Callable[..., object], refuse: Callable[[], None]
+) -> staticmethod[..., object]:
     @functools.wraps(backward)
-    def run(ctx: Any, *gradients: Any) -> Any:
+    def run(ctx: object, *gradients: object) -> object:
+        # Nothing else is asked: a check of the gradients would cost each backward.
         if torch.is_grad_enabled():  # The engine runs nodes so where it is to create a graph.
             refuse()
         return backward(ctx, *gradients)
@@ -234,7 +256,7 @@ class WrappedGradient(NamedTuple):
     mesh: int
     meta: Any
 
-    def unflatten(self, local: torch.Tensor, mesh: Any) -> DTensor:
+    def unflatten(self, local: torch.Tensor, mesh: object) -> DTensor:
         """The DTensor, as upstream makes it."""
         inner = {"_local_tensor": local, "device_mesh": mesh}
         size, stride = torch.Size(self.meta.outer_size), tuple(self.meta.outer_stride)
@@ -288,12 +310,15 @@ def _layout(metas: Sequence[Any]) -> GradientLayout | None:
     plain, wrapped, at = [], [], 0
     for position, meta in enumerate(metas):
         attrs = getattr(meta, "attrs", None)
+        # A plain gradient: one output of the graph.
         if attrs is None:
             plain.append((position, meta.unwrapped_idx))
             at = max(at, meta.unwrapped_idx + 1)
             continue
         sizes = (*meta.outer_size, *meta.outer_stride)
         if (
+            # A subclass of DTensor may flatten in another way; only DTensor's own two inner values
+            # are known.
             meta.original_subclass_type is not DTensor
             or list(attrs) != ["_local_tensor", "device_mesh"]
             or any(hasattr(attr, "attrs") for attr in attrs.values())
@@ -301,12 +326,14 @@ def _layout(metas: Sequence[Any]) -> GradientLayout | None:
         ):
             return None
         wrapped.append(WrappedGradient(position, at, at + 1, meta))
+        # The local tensor and the mesh, both of which are outputs of the backward graph.
         at += 2
     return GradientLayout(len(metas), tuple(plain), tuple(wrapped)) if wrapped else None
 
 
 def current_node() -> Any:
     """The autograd node that runs in this thread; None outside backward, or while disabled."""
+    # Without our function there nothing can tell whether hooks are registered.
     if _hook_owner._register_hook is not _register_or_tell:
         return None
     return torch._C._current_autograd_node()
@@ -319,6 +346,7 @@ def current_backward() -> int:
 
 def call_after_backward(call: Callable[[], None]) -> None:
     """Call once the backward that runs now is through, before ``backward()`` returns."""
+    # The engine keeps such callbacks per backward, so nested and concurrent backwards do not mix.
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
@@ -330,6 +358,8 @@ def leaves_of(targets: Sequence[Any]) -> list[Any]:
     for target in targets:
         leaf = target.variable if type(target) is _AccumulateGrad else None
         plain = (
+            # Hooks of the parameter see its gradient before it is accumulated, so autograd has to
+            # do that itself.
             type(leaf) is DTensor
             and not leaf._backward_hooks
             and not leaf._post_accumulate_grad_hooks
@@ -345,7 +375,7 @@ spec_of = operator.attrgetter("_spec")
 local_of = operator.attrgetter("_local_tensor")
 
 
-def all_leaves_of(targets: Sequence[Any]) -> list[Any] | None:
+def all_leaves_of(targets: Sequence[object]) -> list[Any] | None:
     """``leaves_of`` without a Python frame or line for each; None if it would give a None."""
     if set(map(type, targets)) != {_AccumulateGrad}:
         return None
@@ -382,9 +412,10 @@ _ASK = object()
 _upstream_register_hook: Any = getattr(_hook_owner, "_register_hook", None)
 
 
-def _register_or_tell(hooks: Any, hook: Any) -> Any:
+def _register_or_tell(hooks: Any, hook: object) -> object:
     """Upstream's way to add ``hook`` to those of a node, or to tell which there are."""
     if hook is _ASK:
+        # An exception, because the node's method would use a returned value as a handle.
         raise _Told(bool(hooks))
     return _upstream_register_hook(hooks, hook)
 

@@ -31,6 +31,7 @@ def keep_in_its_pass(own: str) -> list[Patch]:
     changed.
     """
     parts = {"_must_be_in_forward": "forward", "_must_be_in_backward": "backward"}
+    # A tag decides, and nothing that depends on sizes: what one rank moves all ranks move.
     off = "launches may move from forward to backward, on this rank alone"
     if not has(_partitioners, "_has_tag_is_forward", *parts, off=off):
         return []
@@ -42,11 +43,12 @@ def keep_in_its_pass(own: str) -> list[Patch]:
     ]
 
 
-def _kept(upstream: Callable[[Any], bool], own: str, part: str, node: Any) -> bool:
+def _kept(upstream: Callable[[object], bool], own: str, part: str, node: fx.Node) -> bool:
     namespace, tag = getattr(node.target, "namespace", None), node.meta.get("partitioner_tag")
     if namespace == own:
         # What an autograd function traced in its backward may bear no tag; all of the forward does.
         return (tag in ("is_forward", "must_be_in_forward")) == (part == "forward")
+    # A gather that is to be recomputed belongs to the backward, whatever its tag says.
     if namespace in _LAUNCHING and not _partitioners.must_recompute(node):
         return tag == f"is_{part}" or upstream(node)
     return upstream(node)
@@ -62,6 +64,7 @@ def drop_dead_chains() -> list[Patch]:
     """
     if not has(_partitioners, "is_not_collective", off="some dead launches run"):
         return []
+    # A node that is impure is kept anyway; only a pure chain between dead collectives may go.
     upstream = _partitioners.is_not_collective
     return [
         SetAttribute(
@@ -80,11 +83,14 @@ def save_states_before_objects() -> list[Patch]:
     upstream = _partitioners.functionalize_rng_ops
 
     @functools.wraps(upstream)
-    def functionalize(joint: Any, forward: Any, backward: Any, last: int) -> Any:
+    def functionalize(joint: Any, forward: Any, backward: Any, last: int) -> object:
         inputs = backward.graph.find_nodes(op="placeholder")
         tangent = next((node for node in inputs if "tangent" in node.name), None)
+        # Inputs in front of the first tangent are what the forward saved; the order among them is
+        # the runtime's.
         saved = inputs[: inputs.index(tangent)] if tangent is not None else []
         objects = [node for node in saved if _is_object(node)]
+        # Upstream puts the states in front of so many last values: the sizes, and now the objects.
         forward, backward = upstream(joint, forward, backward, last + len(objects))
         for node in objects:
             tangent.prepend(node)  # type: ignore[union-attr]
@@ -112,20 +118,26 @@ def draw_once() -> list[Patch]:
     def force_save(joint: fx.GraphModule) -> None:
         upstream(joint)
         for node in joint.graph.find_nodes(op="call_function", target=operator):
+            # The partitioner saves tensors: of an operator with several results these are the
+            # getitem nodes.
             items = node.users if isinstance(node.meta.get("val"), (tuple, list)) else ()
             for each in (node, *items):
                 each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     return [
         SetAttribute(_partitioners, "force_save_effectful_ops", force_save),
+        # The table that AOTAutograd's elimination of common subexpressions reads: what stands there
+        # is never merged.
         WrapAttribute(_compile_utils, "rand_ops", lambda upstream: [*upstream, operator]),
     ]
 
 
 @contextlib.contextmanager
-def traced_with(**marks: Any) -> Iterator[None]:
+def traced_with(**marks: object) -> Iterator[None]:
     """What AOTAutograd traces in the block has these in its nodes' metadata."""
     known = _traceback.get_current_meta()
+    # The dictionary is torch's, shared by all that traces in this thread, so it is changed and put
+    # back in place.
     before = {name: known[name] for name in marks if name in known}
     known.update(marks)
     try:
@@ -142,8 +154,9 @@ def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[No
 
     ``again``: its result is not kept for backward, which computes it again, as in a checkpoint.
     """
-    marks: dict[str, Any] = {"recompute": CheckpointPolicy.MUST_RECOMPUTE} if again else {}
+    marks: dict[str, object] = {"recompute": CheckpointPolicy.MUST_RECOMPUTE} if again else {}
     if group:
+        # Annotations of the program stand in the same entry and have to survive.
         custom = _traceback.get_current_meta().get("custom") or {}
         marks["custom"] = {**custom, GATHERED_FOR: group}
     return traced_with(**marks)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # first: runtime_wrappers imports it in a circle otherwise
 import torch._functorch._aot_autograd.runtime_wrappers as _runtime_wrappers
 import torch.fx.experimental.proxy_tensor as _proxy_tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -33,13 +34,15 @@ def on_forward_with_tangents(
     a ``cls``.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def post_compile(
-            self: Any, compiled_fn: Any, *args: Any, runtime_metadata: Any, **kwargs: Any
-        ) -> Any:
+            self: Any, compiled_fn: Any, *args: object, runtime_metadata: Any, **kwargs: object
+        ) -> object:
             tangents = runtime_metadata.subclass_tangent_meta or ()
             kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
+            # With one gradient there is no backward at all where it is absent, so nothing has to be
+            # watched.
             if self.trace_joint and len(kinds) > 1 and cls in kinds:
                 compiled_fn = wrap(compiled_fn)
             return upstream(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
@@ -61,7 +64,9 @@ def on_plain_tangent(
     upstream = owner.process_runtime_tangent
 
     @functools.wraps(upstream)
-    def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
+    def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> object:
+        # A tangent of the class that was traced with is upstream's business; so is a subclass of
+        # Tensor.
         if type(x) is torch.Tensor and getattr(meta, "original_subclass_type", None) is cls:
             found = answer(x, meta.meta)
             x = x if found is None else found
@@ -83,10 +88,14 @@ def keep_first_symbols() -> list[Patch]:
     def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
         known = expression = None
         if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            # Upstream keys its table by expression: two values with one expression are one entry
+            # there.
             expression = obj.node.expr
             known = tracer.sympy_expr_tracker.get(expression)
         upstream(obj, tracer, proxy)
         if known is not None:
+            # Put back rather than kept away from upstream, which needs to see the value for its
+            # other tables.
             tracer.sympy_expr_tracker[expression] = known
 
     return [SetAttribute(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
@@ -99,6 +108,8 @@ def wrap_with(unflatten: Callable[..., DTensor]) -> Patch:
     return WrapAttribute(
         DTensor,
         "__tensor_unflatten__",
+        # A partial and not a closure: it costs no Python frame in a call that each output of each
+        # step makes.
         lambda upstream: staticmethod(functools.partial(unflatten, upstream=upstream)),
     )
 
@@ -120,16 +131,21 @@ def write_to_pending_inputs() -> list[Patch]:
     if hasattr(_optional_module("torch._functorch._aot_autograd.schemas"), "ActInputPath"):
         return []
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def dispatch(
-            func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
+            func: Any,
+            types: object,
+            args: tuple[object, ...] = (),
+            kwargs: dict[str, object] | None = None,
+        ) -> object:
             if func._schema.is_mutable:
                 for tensor in tree_leaves((args, kwargs)):
                     if not isinstance(tensor, AsyncCollectiveTensor) or tensor.completed:
                         continue
                     if isinstance(tensor.elem, FunctionalTensor):
+                        # While functionalized: the copy makes the write one to the graph's input,
+                        # which is written back after the graph.
                         tensor.elem.copy_(tensor.trigger_wait())
                     elif isinstance(tensor.elem, FakeTensor):
                         tensor.completed = True  # what the graph made of it is written back
@@ -161,6 +177,7 @@ def pending_inputs_have_gradients() -> list[Patch]:
         found = upstream(flat_args, *args, **kwargs)
         if isinstance(found, tuple):
             for i, (given, traced) in enumerate(zip(before, found[0], strict=True)):
+                # Compared by position: process_inputs replaces inputs in place and adds none.
                 if isinstance(given, AsyncCollectiveTensor) and given.requires_grad:
                     found[0][i] = _with_gradient(traced, given.is_leaf)
         return found
@@ -175,6 +192,10 @@ def pending_inputs_have_gradients() -> list[Patch]:
 def _with_gradient(traced: torch.Tensor, is_leaf: bool) -> torch.Tensor:
     if traced.requires_grad:
         return traced
+    # The graph may be called under no_grad(), while AOTAutograd still looks at requires_grad of its
+    # inputs.
     with torch.enable_grad():
         leaf = traced.detach().requires_grad_()
+        # A leaf and a result differ in what may be done to them in place, so the trace has to see
+        # the same kind.
         return leaf if is_leaf else leaf.clone(memory_format=torch.preserve_format)

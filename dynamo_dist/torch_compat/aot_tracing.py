@@ -7,21 +7,26 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable, AutogradFunctionVariable
 from torch._dynamo.variables.nn_module import NNModuleVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _is_setup_context_defined
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx.experimental import proxy_tensor
 
 from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
+
+if TYPE_CHECKING:
+    from torch import fx
 
 
 def pass_context() -> list[Patch]:
@@ -32,13 +37,17 @@ def pass_context() -> list[Patch]:
     wrong where it takes any number of tensors: the backward of a gather to two ranks loses it.
     """
     owner = AutogradFunctionVariable
+    # Asked by the source, because no version number tells nightly builds with the fix from those
+    # without.
     if "len(args) - 1 == len(sig.parameters)" not in inspect.getsource(owner.call_apply):
         return []
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> object:
             forward = self.fn_cls.forward
+            # With a setup_context of its own, the forward takes no context; that is torch's rule in
+            # eager mode too.
             takes_context = not _is_setup_context_defined(self.fn_cls.setup_context)
             if (
                 kwargs
@@ -67,11 +76,19 @@ def gradients_are_apart() -> list[Patch]:
     ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.13 to 2.15.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def trace_backward_graph(
-            self: Any, tx: Any, ctx: Any, fwd_tracer: Any, fwd_out: Any, *args: Any, **kwargs: Any
-        ) -> Any:
+            self: object,
+            tx: Any,
+            ctx: VariableTracker,
+            fwd_tracer: object,
+            fwd_out: object,
+            *args: object,
+            **kwargs: object,
+        ) -> object:
+            # The gradients are made from these examples, so it is these that must not share memory
+            # with the program's.
             results = (
                 [fwd_out] if isinstance(fwd_out, TensorVariable) else getattr(fwd_out, "items", ())
             )
@@ -79,6 +96,8 @@ def gradients_are_apart() -> list[Patch]:
             before = {
                 node: node.meta["example_value"] for node in nodes if "example_value" in node.meta
             }
+            # In the trace's own fake mode, or the new tensors would belong to another one and could
+            # not meet its tensors.
             with tx.fake_mode, torch.no_grad():
                 for node, value in before.items():
                     node.meta["example_value"] = _apart(value)
@@ -97,8 +116,10 @@ def gradients_are_apart() -> list[Patch]:
     return [WrapAttribute(AutogradFunctionApplyVariable, name, changed)]
 
 
-def _apart(value: Any) -> Any:
+def _apart(value: Any) -> object:
     """Return a tensor like ``value``, strides included, that shares memory with no other."""
+    # clone() may choose other strides; the example's strides go into guards and into the backward
+    # graph.
     if type(value) is FakeTensor and value.layout == torch.strided:
         return torch.empty_strided(
             value.shape, value.stride(), dtype=value.dtype, device=value.device
@@ -106,10 +127,10 @@ def _apart(value: Any) -> Any:
     return value.detach().clone()
 
 
-def _may_need_gradient(args: Any) -> bool:
+def _may_need_gradient(args: object) -> bool:
     found = []
 
-    def visit(tracker: Any) -> None:
+    def visit(tracker: VariableTracker) -> None:
         if isinstance(tracker, NNModuleVariable):
             found.append(True)
         elif isinstance(tracker, TensorVariable):
@@ -128,10 +149,12 @@ def equal_meshes_are_one() -> list[Patch]:
     tangents_2 was invalid, but is output"). Seen in 2.13 to 2.15.
     """
 
-    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def changed(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+        def set_proxy_slot(obj: object, tracer: Any, proxy: fx.Proxy) -> None:
             mesh, proxies = _real(obj), getattr(tracer, "_opaque_real_obj_proxy", None)
+            # Only a mesh that is new to this trace: one that is an input keeps the proxy of its
+            # own.
             if isinstance(mesh, DeviceMesh) and proxies is not None and id(mesh) not in proxies:
                 for other, known in tracer.opaque_tracker.items():
                     if isinstance(_real(other), DeviceMesh) and _real(other) == mesh:
@@ -144,26 +167,25 @@ def equal_meshes_are_one() -> list[Patch]:
     return [WrapAttribute(proxy_tensor, "set_proxy_slot", changed)]
 
 
-def _real(obj: Any) -> object:
+def _real(obj: object) -> object:
     """Return the object that a stand-in represents while tracing; None otherwise."""
     try:
+        # The stand-in's own __getattribute__ would be traced, or refuse a name that its class does
+        # not declare.
         return object.__getattribute__(obj, "real_obj")
     except AttributeError:
         return None
 
 
-def decompositions() -> Mapping[Any, Any]:
+def decompositions() -> Mapping[object, object]:
     """Inductor's table."""
-    from torch._inductor.decomposition import select_decomp_table
-
     return select_decomp_table()
 
 
 def trace_only(gm: Any, inputs: Any) -> None:
     """Let AOTAutograd trace forward and backward, and stop before anything is compiled."""
-    from torch._dynamo.backends.common import aot_autograd
 
-    def stop(*args: Any, **kwargs: Any) -> Any:
+    def stop(*args: object, **kwargs: object) -> object:
         raise _Traced
 
     try:
@@ -171,6 +193,7 @@ def trace_only(gm: Any, inputs: Any) -> None:
             fw_compiler=stop,
             bw_compiler=stop,
             inference_compiler=stop,
+            # The partitioner is the first step after the joint graph has been traced.
             partition_fn=stop,
             decompositions=decompositions(),
         )(gm, inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as _distributed_c10d
@@ -12,9 +12,12 @@ import torch.distributed.nn.functional as _nn_functional
 
 from dynamo_dist.torch_compat.patching import has
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 # The group registered under a name; raises if there is none.
 resolve_process_group: Callable[[str], Any] = vars(_c10d)["_resolve_process_group"]
-group_tag: Callable[[Any], str] = vars(_c10d)["_get_group_tag"]
+group_tag: Callable[[object], str] = vars(_c10d)["_get_group_tag"]
 
 
 def is_registered_group(group: Any) -> bool:
@@ -25,7 +28,7 @@ def is_registered_group(group: Any) -> bool:
         return False
 
 
-def groups_of_mesh(mesh: Any) -> tuple[Any, ...]:
+def groups_of_mesh(mesh: DeviceMesh) -> tuple[object, ...]:
     """The groups of a mesh's dimensions; none where it was made without, or this rank is no
     member.
     """
@@ -35,8 +38,8 @@ def groups_of_mesh(mesh: Any) -> tuple[Any, ...]:
         return ()
 
 
-register_work: Callable[[torch.Tensor, Any], None] = vars(_distributed_c10d)["_register_work"]
-premul_sum: Callable[[float], Any] = vars(_distributed_c10d)["_make_nccl_premul_sum"]
+register_work: Callable[[torch.Tensor, object], None] = vars(_distributed_c10d)["_register_work"]
+premul_sum: Callable[[float], object] = vars(_distributed_c10d)["_make_nccl_premul_sum"]
 
 
 def c10d_function(name: str) -> Any:
@@ -46,7 +49,7 @@ def c10d_function(name: str) -> Any:
     return getattr(_c10d, name, None)
 
 
-nn_functional_module: Any = _nn_functional
+nn_functional_module: object = _nn_functional
 
 
 def nn_function(name: str) -> Any:
@@ -54,12 +57,12 @@ def nn_function(name: str) -> Any:
     return getattr(_nn_functional, f"_{name}")
 
 
-def collective_options(kind: str) -> Any:
+def collective_options(kind: str) -> object:
     """New options of a backend's collective: ``kind`` is "Allreduce", "Barrier" and so on."""
     return getattr(_distributed_c10d, f"{kind}Options")()
 
 
-def functional_op(name: str) -> tuple[Any, ...]:
+def functional_op(name: str) -> tuple[object, ...]:
     """An operator of ``torch.ops._c10d_functional`` and its overload; nothing if it has none."""
     if not has(torch.ops._c10d_functional, name, off=f"calls of {name} stay as they are in graphs"):
         return ()

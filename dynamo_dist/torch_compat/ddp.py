@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
-FORWARD: Any = DistributedDataParallel.forward
+FORWARD: object = DistributedDataParallel.forward
 ReplicateState = _ReplicateState
 # The hooks of ``replicate``, whose state holds a DDP module.
-PRE_FORWARD: Any = ReplicateState.forward_pre_hook
-POST_FORWARD: Any = ReplicateState.forward_post_hook
+PRE_FORWARD: object = ReplicateState.forward_pre_hook
+POST_FORWARD: object = ReplicateState.forward_post_hook
 
 
 def replicated_module(state: ReplicateState) -> DistributedDataParallel:
@@ -35,7 +35,7 @@ def follow(state: ReplicateState, ddp: DistributedDataParallel) -> None:
     ddp.require_backward_grad_sync = not state._no_sync
 
 
-def state_of_replicated(module: nn.Module) -> Any:
+def state_of_replicated(module: nn.Module) -> ReplicateState | None:
     """The state that ``replicate`` keeps for a module; None if it was not applied to it."""
     try:
         return replicate.state(module)
@@ -61,6 +61,7 @@ def custom_averaging(ddp: DistributedDataParallel) -> str:
         return "reducer in Python (optimize_ddp)"
     if "buffer_hook" in vars(ddp):
         return "buffer hook"
+    # Afterwards the reducer knows the order of gradients, and a graph may take over.
     if ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued:
         return "static_graph, whose first iteration its reducer has to see,"
     if any(
@@ -75,7 +76,7 @@ def custom_averaging(ddp: DistributedDataParallel) -> str:
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
-def averaging_settings(ddp: DistributedDataParallel) -> tuple[Any, ...]:
+def averaging_settings(ddp: DistributedDataParallel) -> tuple[object, ...]:
     """What a program may set on a DDP module after it was made, as far as a graph depends on it."""
     return (
         ddp.require_backward_grad_sync,
@@ -98,9 +99,12 @@ def may_differ(ddp: DistributedDataParallel) -> bool:
 
 def bucket_capacities(ddp: DistributedDataParallel) -> tuple[int, ...]:
     """The bytes that DDP's first buckets of gradients hold, and last what all others hold."""
+    # Newer versions let a program give the capacity of each bucket.
     if given := vars(ddp).get("bucket_bytes_cap_list"):
         return tuple(given)
     others = ddp.bucket_bytes_cap
+    # DDP keeps its first bucket small by default, so that communication starts early in the
+    # backward.
     first = _DEFAULT_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else others
     return first, others
 
@@ -147,18 +151,21 @@ def begin_forward(ddp: DistributedDataParallel) -> bool:
     """
     if ddp._check_sync_bufs_pre_fwd():
         ddp._sync_buffers()
+    # DDP's next forward reads it to decide whether buffers are broadcast, in eager mode too.
     ddp.require_forward_param_sync = synchronizes(ddp)
     if ddp.require_forward_param_sync:
+        # The reducer expects a backward after each synchronising forward, and would complain at the
+        # next one.
         ddp.reducer._reset_state()
     return ddp.require_forward_param_sync
 
 
-def on_eager_ddp_forward(note: Callable[[Any], None]) -> list[Patch]:
+def on_eager_ddp_forward(note: Callable[[object], None]) -> list[Patch]:
     """Call ``note(ddp)`` when a forward begins in eager mode."""
 
     def before(upstream: Any) -> Any:
         @functools.wraps(upstream)
-        def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def pre_forward(self: Any, *args: Any, **kwargs: Any) -> object:
             note(self)
             return upstream(self, *args, **kwargs)
 

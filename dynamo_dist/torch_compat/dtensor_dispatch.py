@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.utils as _dynamo_utils
 from torch._decomp import decomposition_table
 from torch._guards import detect_fake_mode
+from torch._library import custom_ops
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensorMode
 from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
@@ -25,6 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
+
+if TYPE_CHECKING:
+    from torch import fx
 
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
@@ -49,8 +53,11 @@ class _NoDraws(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         given = args, kwargs or {}
+        # Higher-order operators have no tags, and what they call comes here by itself.
         draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         if draws and not any(isinstance(each, DTensor) for each in tree_leaves(given)):
             raise StrategyError(
@@ -66,6 +73,8 @@ class _NoDraws(TorchDispatchMode):
 def made_tensors_are_replicas() -> Iterator[None]:
     """Inside, a plain tensor among DTensors stands for itself on every rank, and none is random."""
     dispatcher: Any = DTensor._op_dispatcher
+    # The flag is the process's: nested blocks and the backward's own use of it must find what they
+    # left.
     before = dispatcher._allow_implicit_replication
     dispatcher._allow_implicit_replication = True
     try:
@@ -82,9 +91,11 @@ def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list
     by an interpreter. Seen in 2.13 to 2.15.
     """
 
-    def tried(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def tried(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def run_node(tracer: Any, node: Any, args: Any, kwargs: Any, nnmodule: Any) -> Any:
+        def run_node(
+            tracer: object, node: fx.Node, args: object, kwargs: object, nnmodule: object
+        ) -> object:
             if node.op != "call_function":
                 return upstream(tracer, node, args, kwargs, nnmodule)
             return answer(lambda: upstream(tracer, node, args, kwargs, nnmodule), (args, kwargs))
@@ -93,7 +104,7 @@ def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list
 
     def traced(upstream: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(upstream)
-        def run_node(self: Any, node: Any) -> Any:
+        def run_node(self: Any, node: Any) -> object:
             if node.op != "call_function":
                 return upstream(self, node)
             return answer(lambda: upstream(self, node), self.fetch_args_kwargs_from_env(node))
@@ -118,11 +129,13 @@ def one_decision_for_numbers() -> list[Patch]:
     the number is, and the decision names a layout for either.
     """
 
-    def deciding(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def deciding(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def propagate(
-            self: Any, op: OpOverload, args: Any, kwargs: Any, op_info: Any, *rest: Any
-        ) -> Any:
+            self: object, op: OpOverload, args: object, kwargs: object, op_info: Any, *rest: object
+        ) -> object:
+            # The key of eager's cache is made from this schema, so it is the schema that has to
+            # change and not the call.
             schema = op_info.schema
             alike = _alike(schema) if _takes_numbers(op) else {}
             if not alike:
@@ -136,7 +149,11 @@ def one_decision_for_numbers() -> list[Patch]:
             try:
                 found = upstream(self, op, args, kwargs, op_info, *rest)
             finally:
+                # The dispatcher reads it again for the local arguments, which have the tensor where
+                # it was.
                 op_info.schema = schema
+            # With that flag torch takes the arguments themselves from the schema, a number as a
+            # number.
             if isinstance(found, OutputSharding) and not found.use_val_from_redistribute_schema:
                 moved = found.redistribute_schema
                 if moved is not None:
@@ -164,11 +181,14 @@ def _alike(schema: OpSchema) -> dict[int, DTensorSpec]:
     found = {}
     for at, argument in enumerate(schema.op._schema.arguments[: len(schema.args_schema)]):
         value = schema.args_schema[at]
+        # The first argument gives the call its mesh and is always a DTensor here.
         if at == 0 or str(argument.type) != "Tensor":
             continue
         if isinstance(value, DTensorSpec):
             meta = value.tensor_meta
             whole = all(isinstance(each, Replicate) for each in value.placements)
+            # A tensor of no dimensions in another dtype has a key of its own: no number has that
+            # dtype.
             if meta is not None and not meta.shape and whole and meta.dtype in _NUMBERS:
                 found[at] = value
         else:
@@ -193,7 +213,7 @@ def shapes_of_results(
     """Return the result shapes for tensor arguments of these shapes; None if the operator fails."""
     left = iter(shapes)
 
-    def fake(value: Any) -> Any:
+    def fake(value: object) -> object:
         if isinstance(value, OpStrategy):
             meta = value.strategies[0].output_spec.tensor_meta
             assert meta is not None
@@ -202,6 +222,7 @@ def shapes_of_results(
             return [fake(child) for child in value.children]
         return [fake(child) for child in value] if isinstance(value, (list, tuple)) else value
 
+    # Only shapes are wanted: no data is computed, and no rank is simulated.
     with maybe_disable_local_tensor_mode(), detect_fake_mode() or FakeTensorMode():
         args = [fake(value) for value in schema.args_schema]
         kwargs = {name: fake(value) for name, value in schema.kwargs_schema.items()}
@@ -213,12 +234,14 @@ def shapes_of_results(
 
 
 def as_upstream(
-    op: OpOverload, handler: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpOverload, handler: Handler, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Any:
     """The call as it would be answered if ``handler``, which makes it, or one around it were not
     there.
     """
     handlers = dispatcher()._custom_op_handlers
+    # Torch looks its handlers up on each call, so without the entry the call goes on to the
+    # strategies.
     found = handlers.pop(op, handler)
     try:
         return op(*args, **kwargs)
@@ -235,7 +258,7 @@ def on_clipping(clip: Callable[..., None]) -> list[Patch]:
     def clipping(upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)
         def scale(
-            parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
+            parameters: object, max_norm: float, total_norm: object, foreach: bool | None = None
         ) -> None:
             clip(upstream, parameters, max_norm, total_norm, foreach)
 
@@ -244,7 +267,7 @@ def on_clipping(clip: Callable[..., None]) -> list[Patch]:
     return [WrapAttribute(clip_grad, "_clip_grads_with_norm_", clipping, traced=True)]
 
 
-def decomposition(op: OpOverload) -> Callable[..., Any] | None:
+def decomposition(op: OpOverload) -> Callable[..., object] | None:
     """Return torch's computation of ``op`` by other operators, or None."""
     if op in decomposition_table:
         return decomposition_table[op]
@@ -267,6 +290,4 @@ def is_custom_op(name: str) -> bool:
 
     Its implementations run below autograd anyway. ``OPDEFS`` was seen in 2.13 to 2.15.
     """
-    from torch._library import custom_ops
-
     return name in getattr(custom_ops, "OPDEFS", ())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.tensor._ops._view_ops as _view_ops
@@ -16,7 +15,16 @@ import torch.fx.traceback as fx_traceback
 from torch._C import _get_dispatch_mode
 from torch._C import _TorchDispatchModeKey as _ModeKey
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _api,
+    _dispatch,
+    _redistribute,
+)
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,6 +33,9 @@ from dynamo_dist.errors import PlanError
 from dynamo_dist.program import MeshInfo, Spec, Value
 from dynamo_dist.torch_compat.dtensor_specs import DTensorSpec, TensorMeta
 from dynamo_dist.torch_compat.patching import Made, Patch, SetAttribute, WrapAttribute, has
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor._op_schema import OpSchema
 
 _opaque: dict[str, Placement] = {}
 
@@ -37,6 +48,7 @@ def word(placement: Placement) -> str:
         return f"S{placement.dim}"
     if type(placement) is Partial:
         return "P" if placement.reduce_op == "sum" else f"P{placement.reduce_op}"
+    # Kept, because a placement of another class cannot be made again from its text.
     _opaque[f"?{placement}"] = placement
     return f"?{placement}"
 
@@ -71,7 +83,7 @@ def words(placements: Sequence[Placement]) -> Spec:
     return tuple(word(p) for p in placements)
 
 
-def planned_value(tensor: Any) -> Value:
+def planned_value(tensor: torch.Tensor | TensorMeta) -> Value:
     """Global shape and dtype of a DTensor or of what DTensor keeps as its metadata."""
     return Value(
         tuple(int(size) for size in tensor.shape),
@@ -82,6 +94,7 @@ def planned_value(tensor: Any) -> Value:
 
 def mesh_info(mesh: DeviceMesh) -> MeshInfo:
     """Sizes, and the ranks of the first group of each dimension: the same on every rank."""
+    # Not this rank's own group: plans must come out the same on every rank.
     ranks = mesh.mesh
     groups = tuple(
         tuple(int(r) for r in ranks.movedim(d, -1).reshape(-1, ranks.size(d))[0])
@@ -96,7 +109,7 @@ def is_spec(value: object) -> bool:
     return isinstance(value, DTensorSpec)
 
 
-def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -> list[Patch]:
+def redistribute_changes(describe: Callable[[object, object, str], str], field: str) -> list[Patch]:
     """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as
     ``meta[field]``.
 
@@ -109,41 +122,45 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     That list, ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args`` and
     ``torch.fx.traceback.current_meta`` were seen in 2.13 to 2.15.
     """
-    from torch.distributed.tensor import _api, _dispatch, _redistribute
+    # torch's metadata of what is traced now, which nodes do not copy: only listed fields are.
+    asking = f"{field} for"
 
-    asking: contextvars.ContextVar[str] = contextvars.ContextVar("asking", default="")
-
-    def annotated(upstream: Any) -> Any:
+    def annotated(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def redistribute_local_tensor(local: Any, current: Any, target: Any, **how: Any) -> Any:
+        def redistribute_local_tensor(
+            local: torch.Tensor, current: object, target: object, **how: object
+        ) -> object:
             # Asked first: an exported program would name both, whether there is something to do or
             # not.
             if local.is_conj() or local.is_neg():
                 local = local.resolve_conj().resolve_neg()
             if not fx_traceback.has_preserved_node_meta():
                 return upstream(local, current, target, **how)
-            with _noted(field, describe(current, target, asking.get())):
+            op = fx_traceback.current_meta.get(asking, "")
+            with _noted(field, describe(current, target, op)):
                 return upstream(local, current, target, **how)
 
         return redistribute_local_tensor
 
-    def asked(upstream: Any) -> Any:
+    def asked(upstream: Callable[..., object]) -> Any:
+        # Read from the class, a staticmethod comes as its function; from the class's dictionary it
+        # comes wrapped.
         function = getattr(upstream, "__func__", upstream)
 
         @functools.wraps(function)
-        def redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **how: Any) -> Any:
+        def redistribute_local_args(
+            op_info: object, schema: OpSchema, *rest: object, **how: object
+        ) -> object:
             if not fx_traceback.has_preserved_node_meta():
                 return function(op_info, schema, *rest, **how)
-            token = asking.set(str(getattr(schema, "op", "")))
-            try:
+            with _noted(asking, str(getattr(schema, "op", ""))):
                 return function(op_info, schema, *rest, **how)
-            finally:
-                asking.reset(token)
 
         return staticmethod(redistribute_local_args)
 
     name = "redistribute_local_tensor"
     return [
+        # Each has the function by its own name; autograd's Redistribute calls the last one.
         *(WrapAttribute(module, name, annotated) for module in (_api, _dispatch, _redistribute)),
         WrapAttribute(_dispatch.OpDispatcher, "redistribute_local_args", asked),
         MetaField(field),
@@ -179,7 +196,7 @@ def _noted(field: str, value: str) -> Iterator[None]:
 
 
 KEPT_OFFSETS = 64
-_partition_value: Any = vars(Partial)["_partition_value"]
+_partition_value: object = vars(Partial)["_partition_value"]
 
 
 def cut_empty_shards() -> list[Patch]:
@@ -192,6 +209,8 @@ def cut_empty_shards() -> list[Patch]:
     """
 
     def fill(shards: list[torch.Tensor], dim: int, missing: int) -> list[torch.Tensor]:
+        # A cut of a real shard depends on the input as those of other ranks do, so Inductor sees
+        # one graph on all ranks.
         return [*shards, *[shards[0].narrow(dim, 0, 0).clone()] * missing]
 
     return [SetAttribute(_placement_types, "fill_empty_tensor_to_shards", fill)]
@@ -207,8 +226,9 @@ def keep_strided_shards() -> list[Patch]:
     upstream = DTensor.__tensor_unflatten__
 
     @functools.wraps(upstream)
-    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> object:
         placements, meta, *rest = context
+        # Behind placements and metadata come the shard order and requires_grad.
         if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
             return upstream(inner, context, size, stride)
         spec = DTensorSpec(
@@ -223,7 +243,7 @@ def keep_strided_shards() -> list[Patch]:
     return [SetAttribute(DTensor, "__tensor_unflatten__", staticmethod(unflatten))]
 
 
-def _is_strided_shard(placement: Any) -> bool:
+def _is_strided_shard(placement: Placement) -> bool:
     return isinstance(placement, _placement_types._StridedShard)
 
 
@@ -238,15 +258,17 @@ def count_strided_shards_with_real_tensors() -> list[Patch]:
     upstream: Any = vars(cls)[name]
 
     @functools.wraps(upstream)
-    def size_and_offset(*args: Any, **kwargs: Any) -> Any:
+    def size_and_offset(*args: Any, **kwargs: Any) -> object:
+        # Outside of a fake mode torch computes with real tensors anyway.
         fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
         args, kwargs = _pytree.tree_map_only(torch.SymInt, _known_size, (args, kwargs))
+        # Of a size that is still a symbol there is no list of indices to count.
         if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
             return upstream(*args, **kwargs)
         return counted(*args, **kwargs)
 
     @functools.lru_cache(maxsize=KEPT_OFFSETS)  # a list as long as the dimension
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> object:
         with _disable_current_modes():
             return upstream(*args, **kwargs)
 
@@ -268,12 +290,19 @@ def fix_split_factors() -> list[Patch]:
     """
     cls = _view_ops._ViewShardingPropagator
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def rewrite(
-            self: Any, p: Any, mesh_dim: int, placements: Any, claimed: Any, sizes: Any, *args: Any
-        ) -> Any:
+            self: Any,
+            p: Any,
+            mesh_dim: int,
+            placements: object,
+            claimed: object,
+            sizes: Any,
+            *args: object,
+        ) -> object:
             sizes = list(sizes)
+            # On such meshes a dimension may be sharded twice, and the factor would be of both.
             several = len(self.mesh_sizes) > 1
             for joined in () if several else self.rule:
                 if isinstance(joined, _view_ops.Flatten):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,6 +22,9 @@ from dynamo_dist.torch_compat.dtensor_placements import placement, words
 from dynamo_dist.torch_compat.dtensor_strategies import has_strategy
 from dynamo_dist.torch_compat.patching import SetAttribute, WrapAttribute
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
 _dispatcher: Any = DTensor._op_dispatcher
 _propagator: Any = _dispatcher.sharding_propagator
 
@@ -32,7 +35,7 @@ class Interception:
     to_local.
     """
 
-    def __init__(self, on_op: Handler, on_move: Any, on_back: Any, on_local: Any) -> None:
+    def __init__(self, on_op: Handler, on_move: object, on_back: object, on_local: object) -> None:
         self.on_op = on_op
         self.functions = (
             (redistribution.Redistribute, "forward", on_move),
@@ -79,14 +82,14 @@ class Interception:
         finally:
             table[op] = mine
 
-    def has_own_rules(self, op: Any) -> bool:
+    def has_own_rules(self, op: OpOverload) -> bool:
         """Return whether DTensor runs the op by a handler of its own, which chooses placements
         itself.
         """
         return op in self.before
 
 
-def _known_ops() -> set[Any]:
+def _known_ops() -> set[object]:
     tables = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
     found = {op for name in tables for op in getattr(_propagator, name, {})}
     return found | set(_dispatcher._custom_op_handlers)
@@ -111,7 +114,7 @@ def set_backward_target(ctx: Any, spec: Spec) -> None:
     ctx.current_spec = _spec(old.mesh, spec, old.tensor_meta)
 
 
-def schema_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def schema_of(op: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """The op with DTensors replaced by their specs."""
     return _dispatcher.unwrap_to_op_info(op, args, kwargs).schema
 
@@ -147,10 +150,10 @@ def remembered_ways() -> Iterator[None]:
     those are found anew here too. On a mesh of two dimensions a search takes most of the time of a
     plan.
     """
-    known: dict[Any, Any] = {}
+    known: dict[object, object] = {}
 
-    def remembering(upstream: Any) -> Any:
-        def find(*asked: Any) -> Any:
+    def remembering(upstream: Callable[..., object]) -> object:
+        def find(*asked: object) -> object:
             try:
                 if asked not in known:
                     known[asked] = upstream(*asked)
@@ -186,7 +189,7 @@ def _choice_of(strategy: Any, inputs: int, outputs: int) -> Choice:
 
 
 @contextlib.contextmanager
-def _selecting(select: Callable[..., Any]) -> Iterator[None]:
+def _selecting(select: Callable[..., object]) -> Iterator[None]:
     """Replace how DTensor picks one of an op's strategies; ``select`` gets upstream's way first."""
     name = "_select_min_cost_strategy"
     upstream = getattr(propagation, name)
@@ -198,11 +201,11 @@ def _selecting(select: Callable[..., Any]) -> Iterator[None]:
         patch.undo()
 
 
-def offered(schema: Any, inputs: int, outputs: int) -> list[Choice]:
+def offered(schema: object, inputs: int, outputs: int) -> list[Choice]:
     """Every strategy that DTensor weighs for ``schema``."""
     found: list[Choice] = []
 
-    def select(upstream: Any, strategies: Any, *rest: Any) -> Any:
+    def select(upstream: Callable[..., object], strategies: Any, *rest: object) -> object:
         found.extend(_choice_of(s, inputs, outputs) for s in strategies.strategies)
         return upstream(strategies, *rest)
 
@@ -222,7 +225,7 @@ def steered(choice: Choice | None) -> Iterator[None]:
         yield
         return
 
-    def select(upstream: Any, strategies: Any, *rest: Any) -> Any:
+    def select(upstream: Callable[..., object], strategies: Any, *rest: object) -> object:
         for s in strategies.strategies:
             if _choice_of(s, len(choice.inputs), len(choice.outputs)) == choice:
                 return s
@@ -238,7 +241,7 @@ def specs_in(schema: Any) -> list[DTensorSpec]:
     return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
 
 
-def with_specs(schema: Any, mesh: DeviceMesh, specs: Sequence[Spec]) -> Any:
+def with_specs(schema: Any, mesh: DeviceMesh, specs: Sequence[Spec]) -> object:
     """The same op with other placements on another mesh."""
     given = iter(specs)
 
@@ -257,7 +260,7 @@ def line_mesh(device_type: str, size: int) -> DeviceMesh:
 
 
 @contextlib.contextmanager
-def known_outputs(metas: Any) -> Iterator[None]:
+def known_outputs(metas: object) -> Iterator[None]:
     """Let DTensor not run an op on fake tensors to learn the shapes of outputs that are known."""
     names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
     patches = []
@@ -273,12 +276,12 @@ def known_outputs(metas: Any) -> Iterator[None]:
             patch.undo()
 
 
-def output_metas(schema: Any) -> Any:
+def output_metas(schema: object) -> object:
     """Global shapes of what ``schema`` makes, as DTensor keeps them."""
     return _propagator._propagate_tensor_meta_non_cached(schema)
 
 
-def is_random(op: Any) -> bool:
+def is_random(op: OpOverload) -> bool:
     """Return whether numbers depend on the placement: those of random ops do."""
-    tags: Sequence[Any] = getattr(op, "tags", ())
+    tags: Sequence[object] = getattr(op, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags

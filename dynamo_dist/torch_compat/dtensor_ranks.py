@@ -60,7 +60,7 @@ def fit_for_all_ranks() -> Iterator[None]:
     upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
     @functools.wraps(upstream)
-    def once(self: Any, *args: Any) -> Any:
+    def once(self: Any, *args: Any) -> object:
         with maybe_disable_local_tensor_mode():
             return upstream(self, *args)
 

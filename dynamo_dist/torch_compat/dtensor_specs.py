@@ -52,8 +52,10 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
             return False
     except NotImplementedError:  # no storage: a subclass's wrapper
         return a is b
+    # Offsets and strides count elements, which are of two lengths here: ranges cannot be compared.
     if a.dtype != b.dtype and a.element_size() != b.element_size():
         return True
+    # Both err to the safe side: whatever is unknown counts as an overlap.
     return _ranges_meet(_extent(a), _extent(b)) and not _apart_in_a_dimension(a, b)
 
 
@@ -63,6 +65,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int] | None:
         isinstance(n, int) for n in (tensor.storage_offset(), *tensor.shape, *tensor.stride())
     ):
         return None
+    # An empty range, which meets none.
     if tensor.numel() == 0:
         return (0, -1)
     first: Any = tensor.storage_offset()
@@ -85,16 +88,20 @@ def _apart_in_a_dimension(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.stride() != b.stride() or _extent(a) is None or _extent(b) is None:
         return False
     at, bt = a.storage_offset(), b.storage_offset()
+    # From the longest stride on, as a row-major layout is read; each step leaves the offset within
+    # one slice.
     for step, n, m in sorted(zip(a.stride(), a.shape, b.shape, strict=True), reverse=True):
         if step <= 0:
             return False
         start, other = at // step, bt // step
+        # The slices share no index of this dimension, so no element either.
         if start + n <= other or other + m <= start:
             return True
         at, bt = at % step, bt % step
     return False
 
 
+# context_parallel is experimental in torch: its module moves from version to version.
 try:
     from torch.distributed.tensor.experimental._context_parallel import (
         _attention as _context_parallel,
@@ -137,8 +144,11 @@ def own_part_of_index(
     """An index into ``dim`` of a whole as one into this rank's part, and where it falls outside
     of that.
     """
+    # Torch's own arithmetic of which indices are on this rank, ragged shards included.
     mask = mask_partial([1] * dim + [shape[dim]], dim)
     own = mask._partition_value(index, mesh, mesh_dim)
+    # The mask is taken out at once: a second placement of the same kind would refuse to be combined
+    # with it.
     outside = mask.mask_buffer.data
     assert outside is not None
     return own, outside
@@ -166,7 +176,7 @@ def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement],
     return DTensor(local, spec(mesh, placements, meta), requires_grad=local.requires_grad)
 
 
-def wrap_all(local: Sequence[torch.Tensor], specs: Sequence[DTensorSpec]) -> Any:
+def wrap_all(local: Sequence[torch.Tensor], specs: Sequence[DTensorSpec]) -> object:
     """Wrap an operator's local results as torch does."""
     return dispatcher().wrap(local, specs)
 
@@ -188,10 +198,11 @@ def relayout(
     return redistribute_local_tensor(local, spec(mesh, source, target.tensor_meta), target)
 
 
-def adopt(op: OpOverload, args: Any, kwargs: Any, target: DTensor, found: DTensor) -> Any:
+def adopt(op: OpOverload, args: object, kwargs: object, target: DTensor, found: DTensor) -> object:
     """Make ``target`` what ``found`` is, shape included, for an operator that changes it in
     place.
     """
+    # The wrapper stays the same object, as an in-place operator has to return its argument.
     target._local_tensor, target._spec = found._local_tensor, found._spec
     return return_and_correct_aliasing(op, args, kwargs, target)
 
@@ -199,6 +210,8 @@ def adopt(op: OpOverload, args: Any, kwargs: Any, target: DTensor, found: DTenso
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two local tensors are in the same memory, under functionalization too."""
     if isinstance(one, LocalTensor) and isinstance(other, LocalTensor):
+        # LocalTensor simulates several ranks in one process. All of them alias alike, so one
+        # answers for all.
         rank = min(one._ranks)
         one, other = one._local_tensors[rank], other._local_tensors[rank]
     return bool(StorageWeakRef(one.untyped_storage()) == StorageWeakRef(other.untyped_storage()))
@@ -208,10 +221,12 @@ def random_states() -> list[torch.Tensor]:
     """The states of the generators that operators draw from by default; nothing while a program
     is traced.
     """
+    # A generator's state is data, and reading it would put an operator into the graph.
     if detect_fake_mode() is not None or get_proxy_mode() is not None:
         return []
     with _disable_current_modes():
         found = [torch.default_generator.get_state()]
+        # Reading the state synchronises, which is an error while a CUDA graph is captured.
         if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             found.append(torch.cuda.get_rng_state())
     return found
@@ -224,7 +239,7 @@ def are_same_states(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor
 
 
 def group_and_reduction(
-    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[int, ...] | None, str | None]:
     """Return the ranks of a c10d collective's group, and the name of its reduction.
 
@@ -235,6 +250,7 @@ def group_and_reduction(
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     group: Any = given.get("process_group", given.get("group_name"))
+    # c10d's own operators get the group boxed; functional collectives get its name.
     if isinstance(group, torch.ScriptObject):
         group = ProcessGroup.unbox(group)
     elif isinstance(group, str):
@@ -242,6 +258,7 @@ def group_and_reduction(
         group = resolve(group)
     ranks = tuple(get_process_group_ranks(group)) if isinstance(group, ProcessGroup) else None
     reduction: Any = given.get("reduce_op")
+    # A boxed ReduceOp does not compare with Python's; its number does.
     if not isinstance(reduction, str) and reduction is not None:
         reduction = ReduceOp.RedOpType(int(reduction.op())).name.lower()
     return ranks, reduction
@@ -253,12 +270,16 @@ def is_beside(mesh: DeviceMesh, ranks: tuple[int, ...]) -> bool:
     one root.
     """
     with _disable_current_modes():
+        # Ranks are compared in the root mesh: a submesh does not know where ranks outside of it
+        # stand.
         root, mine = mesh._get_root_mesh().mesh, mesh.mesh
         places = dict(zip(root.flatten().tolist(), _indices(root), strict=True))
         spanned = [places.get(rank) for rank in mine.flatten().tolist()]
     found = [places.get(rank) for rank in ranks]
     if None in spanned or None in found:
         return False
+    # Dimensions of the root mesh that the tensor's own mesh spans; the group must not move along
+    # any of them.
     across = [dim for dim, at in enumerate(zip(*spanned, strict=True)) if len(set(at)) > 1]
     return all(len({at[dim] for at in found if at is not None}) == 1 for dim in across)
 
@@ -268,7 +289,8 @@ def _indices(tensor: torch.Tensor) -> Iterator[tuple[int, ...]]:
 
 
 def in_context_parallel(
-    handlers: dict[OpOverload, Handler], output: Callable[[Callable[..., Any]], Callable[..., Any]]
+    handlers: dict[OpOverload, Handler],
+    output: Callable[[Callable[..., object]], Callable[..., object]],
 ) -> list[Patch]:
     """Have ``handlers`` answer calls inside ``context_parallel``.
 

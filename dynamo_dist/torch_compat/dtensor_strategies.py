@@ -61,8 +61,11 @@ def whole_numbers_in_parts() -> list[Patch]:
         def partition(
             self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int
         ) -> torch.Tensor:
+            # Torch divides by the number of ranks here, which is exact enough for fractions.
             if self.reduce_op != "sum" or tensor.is_floating_point() or tensor.is_complex():
                 return upstream(self, tensor, mesh, mesh_dim)
+            # Index 0 of a dimension with one entry a rank: it falls on the first rank, and outside
+            # of all others.
             first = tensor.new_zeros(1, dtype=torch.int64)
             _, elsewhere = own_part_of_index(first, mesh, mesh_dim, [mesh.size(mesh_dim)], 0)
             return tensor.masked_fill(elsewhere.view(()), 0)
@@ -76,11 +79,13 @@ class _CloneOfParts(torch.autograd.Function):
     """A DTensor whose local tensor is a copy, in the layout of the original."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: DTensor) -> DTensor:
+    def forward(ctx: object, tensor: DTensor) -> DTensor:
+        # DTensor's clone() has a strategy that reduces a Partial first; the local tensor's has
+        # none.
         return DTensor(tensor._local_tensor.clone(), tensor._spec, requires_grad=False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0]
 
 
@@ -94,12 +99,14 @@ def track_symbolic_results() -> list[Patch]:
     upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
     @functools.wraps(upstream)
-    def propagate(self: Any, schema: OpSchema) -> Any:
+    def propagate(self: Any, schema: OpSchema) -> object:
         found = upstream(self, schema)
         mode = get_proxy_mode()
         if mode is None or found is None:
             return found
-        sizes: list[Any] = [entry.value for entry in mode.tracer.sympy_expr_tracker.values()]
+        sizes: list[object] = [entry.value for entry in mode.tracer.sympy_expr_tracker.values()]
+        # A result's size may also come from a global size that no node of the graph computes by
+        # itself.
         for spec in (*schema.args_spec, *schema.kwargs_schema.values()):
             sizes += spec.shape if isinstance(spec, DTensorSpec) else ()
         symbols: dict[Any, Any] = {}
@@ -117,11 +124,13 @@ def track_symbolic_results() -> list[Patch]:
     return [SetAttribute(ShardingPropagator, upstream.__name__, propagate)]
 
 
-def _tracked(meta: TensorMeta, symbols: dict[Any, torch.SymInt]) -> TensorMeta:
-    def again(value: Any) -> Any:
+def _tracked(meta: TensorMeta, symbols: dict[object, torch.SymInt]) -> TensorMeta:
+    def again(value: object) -> Any:
         if not isinstance(value, torch.SymInt):
             return value
         expression = value.node.expr
+        # A bare symbol has its node already. With an unknown symbol nothing can be said: torch's
+        # value stays.
         if expression.is_Symbol or not expression.free_symbols <= symbols.keys():
             return value
         return sympy_interp(PythonReferenceAnalysis, symbols, expression)
@@ -147,6 +156,7 @@ answers_for_lists: dict[Any, Any] = {}
 
 def clear_caches() -> None:
     """Forget every sharding decision of this process."""
+    # Our own answers were learned from the decisions that are dropped here.
     answers_for_lists.clear()
     _clear_sharding_prop_cache()
     propagator()._propagate_tensor_meta_cached.cache_clear()
@@ -168,6 +178,7 @@ class ProveAsked:
         def probe(schema: OpSchema) -> Any:
             raise _AskedHere
 
+        # A handler is asked before any strategy: then there is nothing to probe.
         in_place = tables.op_strategy_funcs.get(self.op) is self.strategy
         if in_place and self.op not in dispatcher()._custom_op_handlers:
             tables.op_strategy_funcs[self.op] = probe
@@ -210,6 +221,8 @@ def on_strategy(
         SetItem(tables.op_strategy_funcs, op, strategy),
         SetItem(tables.op_to_schema_info, op, info),
     ]
+    # A handler is asked before any strategy, so it would keep the new strategy from being asked at
+    # all.
     if not keep_handler:
         found.insert(0, RemoveItem(dispatcher()._custom_op_handlers, op))
     return found
@@ -261,8 +274,11 @@ def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
     """
     arguments = op._schema.arguments
     positional = [not a.kwarg_only for a in arguments]
+    # Tensors are in the key by their specs. A key that lacks an argument would serve one call
+    # another's decision.
     left_out = ("Tensor", "number") if op._schema.is_mutable else ("Tensor",)
     plain = [not any(kind in str(a.type) for kind in left_out) for a in arguments]
+    # Torch hashes all positional arguments from this one on.
     first = next(
         (i for i, (p, q) in enumerate(zip(positional, plain, strict=True)) if p and q),
         len(arguments),
@@ -283,7 +299,7 @@ def has_strategy(op: OpOverload) -> bool:
     return op is torch.ops.aten._local_scalar_dense.default or any(op in each for each in known)
 
 
-def on_failed_propagation(answer: Callable[..., Any]) -> list[Patch]:
+def on_failed_propagation(answer: Callable[..., object]) -> list[Patch]:
     """Ask ``answer(error, op, args, kwargs)`` when no strategy gives a decision.
 
     What it returns is the result of the call. Torch's dispatcher takes a result that is no sharding
@@ -294,20 +310,28 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Patch]:
     elements. So torch is not asked.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def propagate(
-            self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
-        ) -> Any:
+            self: object,
+            op: OpOverload,
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
+            *rest: object,
+        ) -> object:
             try:
                 if not has_strategy(op):
                     # Operators made of others, which autograd takes apart: here in inference mode
                     # alone.
+                    # A CompositeImplicit operator: under autograd its parts are dispatched, each
+                    # with a strategy of its own.
                     if op._can_decompose():
                         return op.decompose(*args, **kwargs)
                     # As torch refuses it, and answered below like its refusals.
                     raise NotImplementedError(f"{op} does not have a sharding strategy registered.")
                 return upstream(self, op, args, kwargs, *rest)
+            # Torch's propagation wraps whatever a strategy raises in one of the two; the cause is
+            # chained.
             except (NotImplementedError, RuntimeError) as error:
                 return answer(error, op, args, kwargs)
 

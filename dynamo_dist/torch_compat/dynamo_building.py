@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch._dynamo.variables.builder as _builder
@@ -40,6 +40,9 @@ from dynamo_dist.torch_compat.patching import (
     _optional,
 )
 
+if TYPE_CHECKING:
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
 
 def probes() -> dict[str, bool]:
     """Tell what this torch has, by the names that ``doctor`` explains."""
@@ -64,7 +67,7 @@ _OPAQUE_CLASS = _optional(
 HAS_GETATTRO_PROTOCOL = hasattr(VariableTracker, "tp_getattro_impl")
 
 
-def unwrap(value: Any) -> Any:
+def unwrap(value: object) -> Any:
     """The object that Dynamo's stand-in for an opaque object stands for; other values as they
     are.
     """
@@ -84,7 +87,7 @@ def inputs_follow(gm: fx.GraphModule) -> bool:
     return output.graph is gm.graph and len(output.graphargs) == len(output.placeholders)
 
 
-def source_of_input(placeholder: fx.Node) -> Any:
+def source_of_input(placeholder: fx.Node) -> object:
     """Return the source from which Dynamo loads an input of its graph; None if it does not say."""
     return getattr(placeholder.meta.get("grapharg"), "source", None)
 
@@ -94,12 +97,12 @@ def build(tx: Any, value: object, source: Any = None) -> Any:
     return VariableTracker.build(tx, value, source)
 
 
-def attribute_source(tracker: Any, name: str) -> Any:
+def attribute_source(tracker: VariableTracker, name: str) -> Any:
     """Return the source of ``tracker.name``; None if that of ``tracker`` is not known."""
     return AttrSource(tracker.source, name) if tracker.source is not None else None
 
 
-def imported_source(tx: Any, module: str, *path: str) -> Any:
+def imported_source(tx: Any, module: str, *path: str) -> object:
     """The source of ``module.path[0].path[1]...``."""
     source = tx.import_source(module)
     for name in path:
@@ -107,40 +110,40 @@ def imported_source(tx: Any, module: str, *path: str) -> Any:
     return source
 
 
-def default_group_source(tx: Any) -> Any:
+def default_group_source(tx: InstructionTranslatorBase) -> object:
     """The source of the default group: where c10d keeps it, not the properties that look there."""
     world = vars(_c10d).get("_world")
     path = ("_world", "_default_pg") if "_default_pg" in vars(world) else ("GroupMember", "WORLD")
     return imported_source(tx, _c10d.__name__, *path)
 
 
-def build_by_weakref(tx: Any, value: object) -> Any:
+def build_by_weakref(tx: InstructionTranslatorBase, value: object) -> VariableTracker:
     """The tracker of an object that no variable of the program holds; guarded: it is alive."""
     name = tx.store_global_weakref_by_id("__dynamo_dist", value)
     return VariableTracker.build(tx, value, GlobalWeakRefSource(name), realize=True)
 
 
-def build_unchanging(tx: Any, value: object) -> Any:
+def build_unchanging(tx: InstructionTranslatorBase, value: object) -> Any:
     """Build the tracker of an object that outlives the code and does not change, without guards."""
     name = tx.output.install_global_by_id("__dynamo_dist", value)
     return VariableTracker.build(tx, value, SkipGuardSource(GlobalSource(name)), realize=True)
 
 
-def member_source(source: Any, *path: str | int) -> Any:
+def member_source(source: Any, *path: str | int) -> object:
     """The source of ``source.a[0].b`` for the path ("a", 0, "b")."""
     for name in path:
         source = AttrSource(source, name) if isinstance(name, str) else GetItemSource(source, name)
     return source
 
 
-def build_item(tx: Any, tracker: Any, name: str, key: str) -> Any:
+def build_item(tx: Any, tracker: VariableTracker, name: str, key: str) -> object:
     """The tracker of ``tracker.name[key]``, ``name`` being a dictionary of the object's own."""
     value = vars(python_object(tracker))[name][key]
     source = attribute_source(tracker, name)
     return build(tx, value, None if source is None else DictGetItemSource(source, key))
 
 
-def build_list(tx: Any, items: list[Any]) -> Any:
+def build_list(tx: Any, items: list[object]) -> Any:
     """A new list of trackers, as the traced program makes one."""
     made = build(tx, [])
     for item in items:
@@ -148,7 +151,7 @@ def build_list(tx: Any, items: list[Any]) -> Any:
     return made
 
 
-def build_dict(tx: Any, items: Mapping[str, Any]) -> Any:
+def build_dict(tx: object, items: Mapping[str, object]) -> object:
     """A new dictionary of trackers by name, as the traced program makes one."""
     made = build(tx, {})
     for name, item in items.items():
@@ -163,7 +166,7 @@ def set_after_graph(tx: Any, tracker: Any, name: str, value: Any) -> None:
     tx.output.side_effects.store_attr(tracker, name, value)
 
 
-def build_callable(answer: Callable[..., Any]) -> Any:
+def build_callable(answer: Callable[..., Any]) -> object:
     """A tracker that answers a call with ``answer(*args, **kwargs)``."""
     return LambdaVariable(answer)
 
@@ -205,14 +208,14 @@ def constants(
         return None
 
 
-def missing_attribute(tx: Any, value: object, name: str) -> NoReturn:
+def missing_attribute(tx: InstructionTranslatorBase, value: object, name: str) -> NoReturn:
     """Raise, in the traced program, the AttributeError that eager raises."""
     message = f"{type(value).__name__!r} object has no attribute {name!r}"
     raise_observed_exception(AttributeError, tx, args=[message])
     raise AssertionError("raise_observed_exception returned")
 
 
-def raise_in_program(tx: Any, error: Exception) -> NoReturn:
+def raise_in_program(tx: InstructionTranslatorBase, error: Exception) -> NoReturn:
     """Raise ``error`` in the traced program, which may catch it."""
     raise_observed_exception(type(error), tx, args=[str(arg) for arg in error.args])
     raise AssertionError("raise_observed_exception returned")
@@ -231,17 +234,17 @@ def fake_tensor(tracker: Any) -> torch.Tensor:
     return realized(tracker).as_proxy().node.meta["example_value"]
 
 
-def realized(tracker: Any) -> Any:
+def realized(tracker: object) -> Any:
     """The tracker itself; a lazy one installs its guards."""
     return tracker.realize() if hasattr(tracker, "realize") else tracker
 
 
-def call_traced(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def call_traced(tx: Any, function: Any, args: list[Any], kwargs: Mapping[str, object]) -> object:
     """Trace a plain Python function of ours as if the program had called it here."""
     return build(tx, function).call_function(tx, args, kwargs)
 
 
-def items_of(tx: Any, tracker: Any) -> list[Any]:
+def items_of(tx: Any, tracker: Any) -> list[object]:
     """The trackers in a traced list or tuple."""
     return [realized(item) for item in realized(tracker).unpack_var_sequence(tx)]
 
@@ -255,7 +258,7 @@ def python_object(tracker: Any) -> Any:
     return tracker.as_python_constant() if value is _MISSING else unwrap(value)
 
 
-def value_of(tracker: Any) -> object:
+def value_of(tracker: VariableTracker) -> object:
     """The object that a tracker keeps, if it keeps one; no guard is installed."""
     return getattr(tracker, "value", None)
 
@@ -267,7 +270,7 @@ _METADATA = frozenset(
 )
 
 
-def fake_tensors(tx: Any, tracker: Any) -> list[torch.Tensor]:
+def fake_tensors(tx: InstructionTranslatorBase, tracker: VariableTracker) -> list[torch.Tensor]:
     """The stand-ins of the tensors in a traced list: their sizes, strides and shared storages."""
     return [fake_tensor(item) for item in items_of(tx, tracker)]
 
@@ -281,7 +284,7 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
     upstream: Any = vars(_builder)["get_fake_value"]
 
     @functools.wraps(upstream)
-    def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_fake_value(node: Any, tx: Any, *args: object, **kwargs: object) -> object:
         state = vars(tx.output).get("_dynamo_dist")
         pairs = watched(state) if state is not None else []
         if not pairs:
@@ -315,9 +318,14 @@ def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Patch]:
     2.15.
     """
 
-    def checked(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(upstream: Callable[..., object]) -> Callable[..., Any]:
         @functools.wraps(upstream)
-        def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        def get_fake_value(
+            node: fx.Node,
+            tx: InstructionTranslatorBase,
+            *args: object,
+            **kwargs: object,
+        ) -> object:
             given = [each.meta.get("example_value") for each in node.all_input_nodes]
             # No tree is looked through where there is none: every operation of every program passes
             # here.
@@ -339,7 +347,7 @@ def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Patch]:
     return [WrapAttribute(_builder, "get_fake_value", checked)]
 
 
-def _indexes_by_mask(node: Any) -> bool:
+def _indexes_by_mask(node: fx.Node) -> bool:
     if getattr(node.target, "__name__", node.target) not in ("getitem", "__getitem__"):
         return False
     values = (getattr(each, "meta", {}).get("example_value") for each in tree_leaves(node.args[1:]))
@@ -349,11 +357,11 @@ def _indexes_by_mask(node: Any) -> bool:
     )
 
 
-def _unbacked(value: Any) -> set[Any]:
+def _unbacked(value: object) -> set[object]:
     """Return the unbacked symbols among numbers and sizes: of DTensors, global and local sizes."""
     found: set[Any] = set()
     for each in tree_leaves(value):
-        sizes: tuple[Any, ...] = (each,)
+        sizes: tuple[object, ...] = (each,)
         if isinstance(each, torch.Tensor):
             sizes = tuple(each.shape)
         if isinstance(each, DTensor):
@@ -364,7 +372,7 @@ def _unbacked(value: Any) -> set[Any]:
     return found
 
 
-def _reads_no_data(node: Any, value: Any, of: torch.Tensor) -> bool:
+def _reads_no_data(node: fx.Node, value: object, of: torch.Tensor) -> bool:
     if getattr(node.target, "__name__", node.target) in _METADATA:
         return True
     results = value if isinstance(value, (list, tuple)) else [value]

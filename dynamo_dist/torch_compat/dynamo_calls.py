@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.config as _dynamo_config
@@ -40,6 +40,9 @@ from dynamo_dist.torch_compat.patching import (
     _optional,
 )
 
+if TYPE_CHECKING:
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
 # What torch raises where a call is an error on what a graph knows of its arguments.
 CannotTrace = TorchRuntimeError
 
@@ -49,18 +52,20 @@ def is_asked_for() -> bool:
     return bool(_dynamo_config.trace_autograd_ops)
 
 
-def traced_gradients(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def traced_gradients(
+    tx: InstructionTranslatorBase, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> VariableTracker:
     """Trace the call into the graph, as ``trace_autograd_ops`` asks; raises CannotTrace."""
     with _dynamo_config.patch(trace_autograd_ops=True):
         return TorchInGraphFunctionVariable(torch.autograd.grad).call_function(tx, args, kwargs)
 
 
-def backend_name(tx: Any) -> str | None:
+def backend_name(tx: InstructionTranslatorBase) -> str | None:
     """The name of the backend that a program is traced for."""
     return getattr(tx.output.compiler_fn, "_compiler_name", None)
 
 
-def tensor_inputs(tx: Any) -> Iterator[Any]:
+def tensor_inputs(tx: InstructionTranslatorBase) -> Iterator[Any]:
     """The trackers of the tensors that the graph takes so far."""
     for tracker in tx.output.input_source_to_var.values():
         if isinstance(tracker, TensorVariable) and tracker.source is not None:
@@ -85,7 +90,7 @@ def tensors_among(*trackers: Any) -> Iterator[Any]:
             yield from tensors_among(*tracker.items)
 
 
-def is_dtensor(tracker: Any) -> bool:
+def is_dtensor(tracker: VariableTracker) -> bool:
     """Return whether a tensor's tracker stands for a DTensor."""
     return isinstance(fake_tensor(tracker), DTensor)
 
@@ -97,15 +102,15 @@ def see_histories_of_subclasses() -> list[Patch]:
     results only if they are plain. Seen in 2.13 to 2.15.
     """
 
-    def collected(upstream: Any) -> Any:
+    def collected(upstream: Any) -> object:
         @functools.wraps(upstream)
-        def collect(tensor: torch.Tensor) -> Any:
+        def collect(tensor: torch.Tensor) -> object:
             own = (tensor.grad_fn, tensor._base.grad_fn if tensor._base is not None else None)
             return {*upstream(tensor), *(each for each in own if each is not None)}
 
         return collect
 
-    def validated(upstream: Any) -> Any:
+    def validated(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def validate(self: Any, results: list[Any], tx: Any) -> None:
             consumed = self.autograd_grad_consumed_grad_fns
@@ -127,7 +132,7 @@ def see_histories_of_subclasses() -> list[Patch]:
     ]
 
 
-def _has_gradient(tracker: Any) -> bool:
+def _has_gradient(tracker: VariableTracker) -> bool:
     return isinstance(tracker, TensorVariable) and tracker.requires_grad and is_dtensor(tracker)
 
 
@@ -147,11 +152,11 @@ class ObjectTracker(BackwardHookVariable):
     def as_proxy(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} is no value of a graph")
 
-    def attribute(self, tx: Any, name: str) -> Any:
+    def attribute(self, tx: InstructionTranslatorBase, name: str) -> object:
         """Hook: the tracker of an attribute, bound methods included."""
         raise NotImplementedError
 
-    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def method(self, tx: object, name: str, args: list[object], kwargs: dict[str, object]) -> Any:
         """Hook: the result of a method call."""
         raise NotImplementedError
 
@@ -165,7 +170,7 @@ class ObjectTracker(BackwardHookVariable):
     def var_getattr(self, tx: Any, name: str) -> Any:
         return self.attribute(tx, name)
 
-    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+    def tp_getattro_impl(self, tx: InstructionTranslatorBase, name: str) -> object:
         return self.attribute(tx, name)
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -212,12 +217,14 @@ def call_before_graph(tx: Any, source: Any, call: str | Callable[[Any], None]) -
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def run_eagerly(call: Callable[[Any], None], value: Any) -> None:
+def run_eagerly(call: Callable[[object], None], value: object) -> None:
     """Call a function with Dynamo off, for it and for what it calls."""
     call(value)
 
 
-def trace_state(tx: Any, make: Callable[[], Any], name: str = "_dynamo_dist") -> Any:
+def trace_state(
+    tx: InstructionTranslatorBase, make: Callable[[], object], name: str = "_dynamo_dist"
+) -> Any:
     """Return the state of that name that we keep for one trace; made anew when Dynamo starts
     over.
     """
@@ -228,7 +235,7 @@ def trace_state(tx: Any, make: Callable[[], Any], name: str = "_dynamo_dist") ->
     return state
 
 
-def current_tracer(tx: Any) -> Any:
+def current_tracer(tx: InstructionTranslatorBase) -> Any:
     """The graph that is traced right now: the function's, or one inside of it."""
     return tx.output.current_tracer
 
@@ -243,7 +250,7 @@ def is_subclass_instance(tracker: Any) -> bool:
     return tracker.python_type() not in (torch.Tensor, torch.nn.Parameter)
 
 
-def traced_user_line(tx: Any, ours: str) -> str:
+def traced_user_line(tx: InstructionTranslatorBase, ours: str) -> str:
     """``file:line in function`` of the innermost traced frame outside the folder ``ours``."""
     frame = tx
     while frame is not None:
@@ -256,7 +263,7 @@ def traced_user_line(tx: Any, ours: str) -> str:
 def trackers_in_use(tx: Any) -> set[int]:
     """Ids of the trackers that the code after this point, or the caller, can still reach."""
     found: set[int] = set()
-    cache: dict[int, Any] = {}
+    cache: dict[int, object] = {}
     effects, frame = tx.output.side_effects, tx
     roots: list[Any] = []
     while frame is not None:
@@ -278,7 +285,7 @@ def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) ->
     upstream = OutputGraph.compile_subgraph
 
     @functools.wraps(upstream)
-    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> object:
         if "_dynamo_dist" not in vars(self):
             return upstream(self, tx, *args, **kwargs)
         before(tx)
@@ -294,9 +301,11 @@ def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:
     trace anew.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def compile_subgraph(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
+        def compile_subgraph(
+            self: object, tx: Any, reason: Any, *args: object, **kwargs: object
+        ) -> object:
             if starts_over(tx, reason.graph_break):
                 raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
             return upstream(self, tx, reason, *args, **kwargs)
@@ -306,7 +315,7 @@ def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:
     return [WrapAttribute(OutputGraph, "compile_subgraph", changed)]
 
 
-def forget_in_dictionaries(tx: Any, values: set[int]) -> None:
+def forget_in_dictionaries(tx: InstructionTranslatorBase, values: set[int]) -> None:
     """Leave no tracker of these ids in a dictionary that outlives the graph: what was there
     before stays.
     """

@@ -10,17 +10,19 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Any
 
+import torch
 import torch._dynamo.convert_frame as _convert_frame
 import torch.compiler.config as _compiler_config
 from torch._dynamo.backends import registry as _backends
+from torch._dynamo.utils import counters
+from torch._inductor import config as _inductor_config
+from torch.distributed import distributed_c10d
 
 from dynamo_dist.torch_compat.patching import _MISSING, ConfigDefault, OwnState
 
 
 def unique_graphs() -> int:
     """Graphs that Dynamo has captured in this process so far. Seen in torch 2.13 to 2.15."""
-    from torch._dynamo.utils import counters
-
     return int(counters["stats"].get("unique_graphs", 0))
 
 
@@ -31,15 +33,13 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
     What ``prepare`` raises is raised there, and it is called at the next one again. Seen in 2.13 to
     2.15.
     """
-    import torch
-
-    places: list[tuple[Any, str]] = [(torch, "compile"), (torch.nn.Module, "compile")]
+    places: list[tuple[object, str]] = [(torch, "compile"), (torch.nn.Module, "compile")]
     upstream = [getattr(owner, name) for owner, name in places]
     lock = threading.RLock()
 
-    def waiting(owner: Any, name: str) -> Any:
+    def waiting(owner: object, name: str) -> object:
         @functools.wraps(getattr(owner, name))
-        def compile(*args: Any, **kwargs: Any) -> Any:
+        def compile(*args: object, **kwargs: object) -> Any:
             with lock:
                 if getattr(owner, name) is compile:
                     put(upstream)
@@ -53,7 +53,7 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
 
         return compile
 
-    def put(functions: list[Any]) -> None:
+    def put(functions: list[object]) -> None:
         for (owner, name), function in zip(places, functions, strict=True):
             setattr(owner, name, function)
 
@@ -65,20 +65,16 @@ def compile_by_default_with(backend: str) -> None:
     """Have ``torch.compile`` use ``backend`` where a program names none, for the rest of the
     process.
     """
-    import torch
-
     torch.compiler.set_default_backend(backend)
 
 
-def observe_inductor(observer: Any) -> None:
+def observe_inductor(observer: object) -> None:
     """Have Inductor call ``observer`` after its passes on each graph.
 
     If the program sets such a pass itself, ``observer`` is not called.
     """
-    from torch._inductor import config
-
     # Of every thread: backward graphs may be compiled in another one.
-    ConfigDefault(config, "post_grad_custom_post_pass", observer).apply()
+    ConfigDefault(_inductor_config, "post_grad_custom_post_pass", observer).apply()
 
 
 def meeting_point() -> str:
@@ -86,8 +82,6 @@ def meeting_point() -> str:
 
     ``_get_default_store`` is in 2.13 to 2.15.
     """
-    from torch.distributed import distributed_c10d
-
     if not distributed_c10d.is_initialized():
         return ""
     store: Any = distributed_c10d._get_default_store()
@@ -98,8 +92,6 @@ def meeting_point() -> str:
 
 def peak_device_bytes() -> dict[str, int]:
     """Most memory that tensors took on each accelerator that this process uses."""
-    import torch
-
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}
     return {

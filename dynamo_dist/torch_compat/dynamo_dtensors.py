@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.guards as _guards
@@ -25,6 +25,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dynamo_dist.torch_compat.dynamo_building import fake_tensor, realized
 from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
+if TYPE_CHECKING:
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    from torch._guards import Guard, Source
+
 
 def sizes_of_bases_are_inputs() -> list[Patch]:
     """With dynamic sizes, a graph takes the sizes of a view's base where those of the view are made
@@ -35,9 +39,9 @@ def sizes_of_bases_are_inputs() -> list[Patch]:
     2.13 to 2.15.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def lift(self: Any, value: Any, source: Any) -> None:
+        def lift(self: Any, value: Any, source: Source) -> None:
             if self.parent is None and isinstance(value, torch.Tensor):
                 for number in _numbers(value):
                     _bind_each(self, number)
@@ -45,9 +49,9 @@ def sizes_of_bases_are_inputs() -> list[Patch]:
 
         return lift
 
-    def counted(upstream: Any) -> Any:
+    def counted(upstream: Any) -> object:
         @functools.wraps(upstream)
-        def free_symbols(value: Any) -> Any:
+        def free_symbols(value: Any) -> object:
             found = upstream(value)
             if is_traceable_wrapper_subclass(value):
                 inner = [getattr(value, name) for name in value.__tensor_flatten__()[0]]
@@ -91,7 +95,7 @@ def _bind_each(tracer: Any, number: torch.SymInt) -> None:
         )
 
 
-def current_mesh() -> Any:
+def current_mesh() -> object:
     """Traced: the mesh of the innermost ``with mesh:``; RuntimeError outside of any."""
     return _device_mesh._mesh_resources.get_current_mesh()
 
@@ -110,17 +114,17 @@ def on_tensor_attributes(
     """
     name = next(name for name in reversed(_ATTRIBUTE_METHODS) if name in vars(TensorVariable))
 
-    def asking(upstream: Any) -> Any:
+    def asking(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+        def call_obj_hasattr(self: Any, tx: InstructionTranslatorBase, name: str) -> object:
             found = has_attribute(self, type(fake_tensor(self)), name)
             return upstream(self, tx, name) if found is None else ConstantVariable.create(found)
 
         return call_obj_hasattr
 
-    def getting(upstream: Any) -> Any:
+    def getting(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def getattr_(self: Any, tx: Any, name: str) -> Any:
+        def getattr_(self: object, tx: InstructionTranslatorBase, name: str) -> object:
             found = attribute(tx, self, name)
             return upstream(self, tx, name) if found is None else found
 
@@ -132,7 +136,7 @@ def on_tensor_attributes(
     ]
 
 
-def dtensor_state(tx: Any) -> dict[str, Any]:
+def dtensor_state(tx: InstructionTranslatorBase) -> dict[str, object]:
     """Return the state that the tracing of DTensor's contexts keeps for one graph; new when
     Dynamo starts over.
     """
@@ -144,7 +148,7 @@ MODULE_HOOK = "module backward hook"
 _HOOK_GRAPHS = (MODULE_HOOK, "register_hook")  # as the tracer of a hook's graph is described
 
 
-def is_in_backward_hook(tx: Any) -> bool:
+def is_in_backward_hook(tx: InstructionTranslatorBase) -> bool:
     """Return whether what is traced here is a hook: its gradients are examples, laid out as the
     forward's values.
     """
@@ -167,18 +171,23 @@ def holds_gradients(tracker: Any) -> bool:
     return any(each.requires_grad for each in _tensors_of(tracker))
 
 
-def _tensors_of(tracker: Any) -> list[Any]:
+def _tensors_of(tracker: VariableTracker) -> list[Any]:
     found: list[Any] = []
     VariableTracker.visit(lambda each: found.append(realized(each)), tracker)
     return [fake_tensor(each) for each in found if isinstance(each, TensorVariable)]
 
 
-def requires_grad(tracker: Any) -> bool:
+def requires_grad(tracker: VariableTracker) -> bool:
     """Return whether the tracked tensor requires gradients."""
     return bool(fake_tensor(tracker).requires_grad)
 
 
-def call_in_graph(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def call_in_graph(
+    tx: InstructionTranslatorBase,
+    function: Callable[..., object],
+    args: list[VariableTracker],
+    kwargs: dict[str, VariableTracker],
+) -> VariableTracker:
     """One node of the graph that calls a Python function of ours; AOTAutograd looks into it."""
     proxy_args, proxy_kwargs = _proxy_args_kwargs(
         [realized(arg) for arg in args], {name: realized(arg) for name, arg in kwargs.items()}
@@ -197,12 +206,14 @@ def set_implicit_replication(on: bool) -> None:
     DTensor._op_dispatcher._allow_implicit_replication = on
 
 
-def restore_implicit_replication(tx: Any) -> None:
+def restore_implicit_replication(tx: InstructionTranslatorBase) -> None:
     """Have the switch be as it is now when Dynamo is done with the frame, or gives it up."""
     tx.output.add_cleanup_hook(functools.partial(set_implicit_replication, implicit_replication()))
 
 
-def call_for_effect(tx: Any, function: Callable[..., None], *args: Any) -> None:
+def call_for_effect(
+    tx: InstructionTranslatorBase, function: Callable[..., None], *args: object
+) -> None:
     """Call ``function`` now, and in the graph."""
     tx.output.create_node("call_function", function, args, {})
     function(*args)
@@ -215,9 +226,9 @@ def keep_implicit_replication() -> list[Patch]:
     Without it the program is one that eager refuses.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def compile_subgraph(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def compile_subgraph(self: object, *args: object, **kwargs: object) -> object:
             on = implicit_replication()
             if on:
                 _guards.install_guard(GlobalStateSource().make_guard(REPLICATES_IMPLICITLY))
@@ -231,7 +242,7 @@ def keep_implicit_replication() -> list[Patch]:
     return [WrapAttribute(OutputGraph, "compile_subgraph", changed)]
 
 
-def REPLICATES_IMPLICITLY(builder: Any, guard: Any) -> None:
+def REPLICATES_IMPLICITLY(builder: Any, guard: Guard) -> None:
     """Guard: the switch is on."""
     code = _guards.get_verbose_code_parts("plain tensors count as replicated", guard)
     builder.guard_manager.root.add_lambda_guard(

@@ -18,8 +18,10 @@ from typing import Any
 
 import torch._dynamo.convert_frame as _convert_frame
 from torch._C._dynamo import eval_frame as _eval_frame
+from torch._dynamo import convert_frame, symbolic_convert, trace_rules, utils
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.utils import counters
 
 from dynamo_dist.torch_compat.patching import NotOursError, OwnState, Patch, WrapAttribute, has
 
@@ -97,12 +99,9 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
 
 
 def _patches() -> list[Patch]:
-    import torch._dynamo.symbolic_convert as symbolic_convert
-    import torch._dynamo.utils as utils
-
-    def breaks(log_break: Any) -> Any:
+    def breaks(log_break: Any) -> object:
         @functools.wraps(log_break)
-        def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> object:
             bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
             exc = bound.get("exc")
             fresh = not getattr(exc, "logged", False)
@@ -113,9 +112,9 @@ def _patches() -> list[Patch]:
 
         return log_graph_break
 
-    def compiles(log_event: Any) -> Any:
+    def compiles(log_event: Any) -> object:
         @functools.wraps(log_event)
-        def log_compilation_event(metrics: Any) -> Any:
+        def log_compilation_event(metrics: Any) -> object:
             result = log_event(metrics)
             exc = sys.exc_info()[1]
             _notify(1, lambda: _seen_compile(metrics, exc))
@@ -156,7 +155,7 @@ def _seen_break(exc: BaseException, reason: str) -> SeenBreak:
     )
 
 
-def _seen_compile(metrics: Any, exc: BaseException | None) -> SeenCompile:
+def _seen_compile(metrics: object, exc: BaseException | None) -> SeenCompile:
     failure = str(getattr(metrics, "fail_type", None) or "")
     return SeenCompile(
         function=str(getattr(metrics, "co_name", None) or ""),
@@ -181,7 +180,7 @@ def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
         return tuple(recorded)
     frames: dict[int, traceback.FrameSummary] = {}
     for frame, _ in traceback.walk_tb(exc.__traceback__):
-        translator: Any = frame.f_locals.get("self")
+        translator: object = frame.f_locals.get("self")
         if hasattr(translator, "frame_summary") and hasattr(translator, "f_code"):
             frames[id(translator)] = translator.frame_summary()
     return tuple(frames.values())
@@ -242,13 +241,11 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch
     It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was
     seen in 2.13 to 2.15.
     """
-    from torch._dynamo import convert_frame
-
     name = "exceeds_recompile_limit"
     if not has(convert_frame, name, off="at recompile_limit one rank may leave the job's order"):
         return []
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Any) -> object:
         @functools.wraps(upstream)
         def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
             exceeded, limit = upstream(cache_size, compile_id)
@@ -273,16 +270,13 @@ def on_what_is_left_to_python(
     ``ConvertFrame``, what it returns, its counters, ``trace_rules.check_verbose`` and
     ``SkipResult`` were seen in 2.13 to 2.15.
     """
-    from torch._dynamo import convert_frame, trace_rules
-    from torch._dynamo.utils import counters
-
     off = "ranks are not told of a function that one leaves to Python"
     if not has(convert_frame, "ConvertFrame", off=off):
         return []
     converter = convert_frame.ConvertFrame
     around = {__file__, convert_frame.__file__}
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
             if stays(frame.f_code) or is_deprecated_collective(frame):
@@ -303,7 +297,7 @@ def on_what_is_left_to_python(
         return caller is not None and caller.f_code.co_filename == contextlib.__file__
 
     def may_break() -> bool:
-        translator: Any = InstructionTranslator.current_tx()
+        translator: object = InstructionTranslator.current_tx()
         return not any(getattr(translator, n, False) for n in ("one_graph", "error_on_graph_break"))
 
     def stays_out(function: Any) -> bool:

@@ -26,6 +26,7 @@ def same_or(value: object, check: Check) -> Check:
 
     A Python function would cost a frame for each call of a guard; this compares identities in C.
     """
+    # list.__contains__ compares by identity before it asks __eq__, all in C.
     return [value, _Passing(check)].__contains__
 
 
@@ -95,6 +96,7 @@ def module_and_member(guard: Any) -> tuple[str, str | None] | None:
     for source in _chain(guard.originating_source):
         if isinstance(source, _sources.GlobalSource):
             alias = source.global_name
+            # A global of the compiled frame's own module, which a program may bind anew.
             if not alias.startswith(_IMPORTED):
                 return None
             return alias.removeprefix(_IMPORTED).replace("_dot_", "."), member
@@ -152,7 +154,7 @@ def is_code_match(guard: Any) -> bool:
     return bool(guard.create_fn_name() == "CLOSURE_MATCH")
 
 
-def attribute_above(source: Any, members: Collection[str]) -> Any:
+def attribute_above(source: object, members: Collection[str]) -> Any:
     """``source`` or the first one above it that is an attribute of such a name; None without
     one.
     """
@@ -175,7 +177,7 @@ _SIZE_OR_TYPE = {
 }
 
 
-def member_names(source: Any) -> set[str]:
+def member_names(source: object) -> set[str]:
     """The attributes on the way from the frame's variables to ``source``."""
     return {step.member for step in _chain(source) if isinstance(step, _sources.AttrSource)}
 
@@ -195,7 +197,7 @@ def owner(guard: Any) -> Any:
 dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
-def _chain(source: Any) -> Iterator[Any]:
+def _chain(source: object) -> Iterator[Any]:
     while source is not None:
         yield source
         source = getattr(source, "base", None)
@@ -203,9 +205,12 @@ def _chain(source: Any) -> Iterator[Any]:
 
 def value_of_source(source: Any) -> Any:
     """Return the value of ``source`` in the frame being compiled; LookupError if unknown."""
+    # Sources are written from the outermost frame on, also those of what an inlined function reads.
     root = InstructionTranslator.current_tx().output.root_tx
+    # A method in some versions of torch, an attribute in others.
     name = source.name if isinstance(source.name, str) else source.name()
     try:
+        # A source's name is Python that Dynamo itself evaluates in its guards.
         return eval(name, {"L": root.f_locals, "G": root.f_globals, "list": list, "dict": dict})
     except Exception as error:
         raise LookupError(name) from error
@@ -214,6 +219,8 @@ def value_of_source(source: Any) -> Any:
 def replace(guards: Any, dropped: set[int], checks: Mapping[Any, Check]) -> None:
     """Take the guards with these ``id``s away, and guard each source of ``checks`` by its check."""
     kept = type(guards.inner)(guard for guard in guards.inner if id(guard) not in dropped)
+    # In place, since the tracing context, checkpoints of it and Dynamo's own code hold this very
+    # object.
     vars(guards).update(vars(type(guards)(kept)))
     for source, check in checks.items():
         guards.add(source.make_guard(functools.partial(CHECK_MATCH, check=check)))
@@ -234,6 +241,7 @@ def guard(tracker: Any, create: Callable[..., None]) -> None:
 
 def guard_source(source: Any, create: Callable[..., None]) -> None:
     """The same for a source; nothing to do for none, and for what cannot change."""
+    # Dynamo refuses to guard a constant source, which cannot change.
     if source is not None and not is_constant_source(source):
         install_guard(source.make_guard(create))
 
@@ -256,8 +264,10 @@ def VALUE_MATCH(
     comes again.
     """
     value = builder.get(guard)
+    # Read once, when the guard is built: torch keeps the guard and not the tracker.
     expected = read(unwrap(value))
     code = _guards.get_verbose_code_parts(f"{what} of {guard.name} == {expected!r}", guard)
+    # A stand-in has no such method in C++: under an outer trace its value is read in Python.
     if method is not None and not isinstance(value, FakeScriptObject):
         source = CallFunctionNoArgsSource(AttrSource(guard.originating_source, method))
         manager = builder.get_guard_manager_from_source(source)
@@ -270,6 +280,7 @@ def VALUE_MATCH(
         except Exception:  # e.g. a group that has been destroyed
             return False
 
+    # Without ``hold`` the guard must not keep a group or mesh alive that the program has given up.
     passes = same_or(value, check) if hold else check
     builder.get_guard_manager(guard).add_lambda_guard(passes, code, guard.user_stack)
 
@@ -277,6 +288,7 @@ def VALUE_MATCH(
 def IDENTITY_MATCH(builder: Any, guard: Any) -> None:
     """Guard: it is this very object; under an outer trace, this object or its stand-in."""
     value = builder.get(guard)
+    # Under an outer trace each call may come with another stand-in of the same object.
     if isinstance(value, FakeScriptObject):
         VALUE_MATCH(builder, guard, what="id", read=id)
     else:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as _c10d
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from torch._library import opaque_object as _opaque
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_dist.torch_compat.dynamo_building import call_traced
@@ -19,7 +21,6 @@ from dynamo_dist.torch_compat.patching import Patch, SetAttribute, has
 
 def no_modes() -> Any:
     """Inside, tensors are real, whatever fake or dispatch mode is on. Seen in 2.13 to 2.15."""
-
     return _disable_current_modes()
 
 
@@ -32,7 +33,7 @@ def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Pa
     signature = inspect.signature(upstream)
 
     @functools.wraps(upstream)
-    def new_group(*args: Any, **kwargs: Any) -> Any:
+    def new_group(*args: Any, **kwargs: Any) -> object:
         group = upstream(*args, **kwargs)
         made(signature.bind(*args, **kwargs).arguments, group)
         return group
@@ -40,15 +41,13 @@ def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Pa
     return [SetAttribute(_c10d, "_new_group_with_tag", new_group)]
 
 
-def keeps_order_of_ranks(mesh: Any) -> bool:
+def keeps_order_of_ranks(mesh: DeviceMesh) -> bool:
     """Return whether groups of the mesh have their ranks in its order, not sorted; new in 2.15."""
     return getattr(mesh, "_preserve_rank_order", False)
 
 
 def on_mesh_creation(made: Callable[[Any], None]) -> list[Patch]:
     """Call ``made(mesh)`` after each mesh that eager code makes."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     upstream = DeviceMesh.__init__
 
     @functools.wraps(upstream)
@@ -79,9 +78,7 @@ class MeshContext(GenericContextWrappingVariable):
 
 def mesh_as_context(tracker: Any) -> list[Patch]:
     """``with mesh:`` for meshes tracked by ``tracker``. Seen in 2.13 to 2.15."""
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase as translator
-
-    upstream = translator.setup_or_before_with
+    upstream = InstructionTranslatorBase.setup_or_before_with
 
     @functools.wraps(upstream)
     def setup_or_before_with(self: Any, inst: Any) -> None:
@@ -91,7 +88,7 @@ def mesh_as_context(tracker: Any) -> list[Patch]:
             self.push(MeshContext(top))
         upstream(self, inst)
 
-    return [SetAttribute(translator, "setup_or_before_with", setup_or_before_with)]
+    return [SetAttribute(InstructionTranslatorBase, "setup_or_before_with", setup_or_before_with)]
 
 
 def derive_by_overload(cls: type) -> list[Patch]:
@@ -109,7 +106,7 @@ def derive_by_overload(cls: type) -> list[Patch]:
         return []
 
     @functools.wraps(upstream)
-    def derive(*args: Any) -> Any:
+    def derive(*args: Any) -> object:
         proxy = upstream(*args)
         if proxy is not None and isinstance(proxy.node.target, torch._ops.OpOverloadPacket):
             proxy.node.target = proxy.node.target.default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.compiled_autograd as _compiled_autograd
@@ -34,6 +34,10 @@ from dynamo_dist.torch_compat.dynamo_building import (
 from dynamo_dist.torch_compat.dynamo_dtensors import MODULE_HOOK
 from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
+if TYPE_CHECKING:
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    from torch._dynamo.variables.base import VariableTracker
+
 State: Any = _composable_state._State
 module_state: Callable[[Any], Any] = _composable_state._get_module_state
 
@@ -50,28 +54,36 @@ def on_module_compiled(
     """
 
     def either(module: Any, frames: Any, compile: Callable[..., Any]) -> Any:
+        # Nothing is compiled yet: Dynamo does that at the first call, so a call that runs the
+        # frames costs nothing.
         whole = compile(function_of(module))
         return lambda *args, **kwargs: (frames if apart(module) else whole)(*args, **kwargs)
 
-    def wrapping(upstream: Any) -> Any:
+    def wrapping(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def initialize(self: Any) -> None:
             upstream(self)
             module = self._orig_mod
             if not isinstance(self.dynamo_ctx, DisableContext) and wanted(module):
+                # A lazy module runs its initialisation hook first, for which torch keeps the
+                # compiled call as ``_forward``.
                 name = "_forward" if hasattr(module, "_initialize_hook") else "forward"
                 setattr(self, name, either(module, getattr(self, name), self.dynamo_ctx))
 
         return initialize
 
-    def in_place(upstream: Any) -> Any:
+    def in_place(upstream: Callable[..., object]) -> Any:
         @functools.wraps(upstream)
         def call(self: Any, fn: Any) -> Any:
             found = upstream(self, fn)
+            # ``Module.compile`` compiles the bound ``_call_impl``; functions are none of our
+            # business.
             if getattr(fn, "__func__", None) is not torch.nn.Module._call_impl:
                 return found
             if wanted(fn.__self__):
                 return either(fn.__self__, found, self)
+            # A module may be sharded after its compile: ``compile_whole_later`` finds here how it
+            # was compiled.
             setattr(found, _COMPILE, self)
             return found
 
@@ -112,21 +124,23 @@ def compile_whole_later(
         return chosen[0](*args, **kwargs)
 
     # A wrapper hands attributes on to the module in it.
+    # ``Module.__call__`` looks here first, for a plain module and for the wrapper alike.
     object.__setattr__(module, "_compiled_call_impl", call)
 
 
 _COMPILE = "_dynamo_dist_compile"  # of a module's compiled call: what compiled it
 
 
-def on_module_backward_hooks(create: Callable[..., Any]) -> list[Patch]:
+def on_module_backward_hooks(create: Callable[..., object]) -> list[Patch]:
     """``BackwardHook(module, hooks, pre_hooks)`` while tracing, unless compiled autograd is on.
 
     Seen in torch 2.13 to 2.15.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def made(tx: Any, *args: Any, **kwargs: Any) -> Any:
+        def made(tx: InstructionTranslatorBase, *args: object, **kwargs: object) -> object:
+            # Compiled autograd traces the hooks itself, when the backward runs.
             is_upstreams = _compiled_autograd.compiled_autograd_enabled
             return (upstream if is_upstreams else create)(tx, *args, **kwargs)
 
@@ -135,12 +149,12 @@ def on_module_backward_hooks(create: Callable[..., Any]) -> list[Patch]:
     return [WrapAttribute(BackwardHookVariable, "create", changed)]
 
 
-def is_tensor(tracker: Any) -> bool:
+def is_tensor(tracker: object) -> bool:
     """Return whether it tracks a tensor."""
     return isinstance(realized(tracker), TensorVariable)
 
 
-def is_tensor_with_gradient(tracker: Any) -> bool:
+def is_tensor_with_gradient(tracker: VariableTracker) -> bool:
     """Return whether it tracks a tensor that requires gradients."""
     return is_tensor(tracker) and bool(fake_tensor(tracker).requires_grad)
 
@@ -150,21 +164,27 @@ def build_tuple(tx: Any, items: list[Any]) -> Any:
     return call_traced(tx, _as_tuple, [build_list(tx, items)], {})
 
 
-def _as_tuple(items: list[Any]) -> tuple[Any, ...]:
+def _as_tuple(items: list[object]) -> tuple[object, ...]:
     return tuple(items)
 
 
-def node_of_tensors(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
+def node_of_tensors(
+    tx: InstructionTranslatorBase, function: Callable[..., object], args: tuple[object, ...]
+) -> VariableTracker:
     """A node of the graph that calls a function of ours, which returns tensors; their tracker."""
     proxy = tx.output.create_proxy("call_function", function, args, {})
     return _builder.wrap_fx_proxy(tx=tx, proxy=proxy)
 
 
-def node_of_constant(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
+def node_of_constant(
+    tx: InstructionTranslatorBase, function: Callable[..., object], args: tuple[object, ...]
+) -> Any:
     """A node of the graph that calls a function of ours, which returns torch's module hooks; its
     proxy.
     """
     proxy = tx.output.create_proxy("call_function", function, args, {})
+    # Dynamo takes what a node returns from this entry; a hook object is no tensor that it could
+    # derive.
     proxy.node.meta["example_value"] = BackwardHook(None, [], [])
     return proxy
 
@@ -187,8 +207,10 @@ def traced_apart(
             MODULE_HOOK,
             source_target=_wrap,
             enable_grad=False,
+            # The trackers given are the subgraph's inputs as they are, one each, in this order.
             set_subgraph_inputs="manual",
             supports_input_mutation=False,
+            # A hook may return the gradient that it was given.
             supports_aliasing=True,
         )
     except Unsupported as error:
@@ -228,9 +250,15 @@ def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> lis
     upstream.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        def call_method(
+            self: object,
+            tx: InstructionTranslatorBase,
+            name: str,
+            args: VariableTracker,
+            kwargs: dict[str, VariableTracker],
+        ) -> object:
             found = answer(tx, self, args) if name == method else None
             return upstream(self, tx, name, args, kwargs) if found is None else found
 
@@ -240,8 +268,8 @@ def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> lis
 
 
 def on_methods(
-    answers: dict[Any, Callable[..., Any]],
-    failed: dict[Any, Callable[[str], None]],
+    answers: dict[object, Callable[..., object]],
+    failed: dict[object, Callable[[str], None]],
     stands_for: Callable[[Any], Any],
 ) -> list[Patch]:
     """Answer calls of a method written in Python by ``answers[method](tx, [receiver, *args],
@@ -251,10 +279,11 @@ def on_methods(
     upstream's break is first given to ``failed[method](its text)``. Seen in torch 2.13 to 2.15.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
         def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
             found = stands_for(self.fn)
+            # A method is known by its function: each access binds it anew.
             function = getattr(found, "__func__", found)
             if (answer := answers.get(function)) is not None:
                 if found is not function:
@@ -268,6 +297,8 @@ def on_methods(
             try:
                 return upstream(self, tx, args, kwargs)
             except Unsupported as error:
+                # It raises a break of its own, which names the fix; upstream's only names a frame
+                # inside torch.
                 explain(str(error))
                 raise
 
@@ -286,9 +317,9 @@ def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Patch]:
     Called ``var_getattr`` up to 2.13.
     """
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def read(self: Any, tx: Any, name: str) -> Any:
+        def read(self: object, tx: InstructionTranslatorBase, name: str) -> Any:
             found = answer(tx, self, name)
             return upstream(self, tx, name) if found is None else found
 
@@ -302,6 +333,6 @@ def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Patch]:
     return [WrapAttribute(UnspecializedNNModuleVariable, name, changed)]
 
 
-def uncompiled(module: Any) -> Any:
+def uncompiled(module: object) -> Any:
     """The module that ``torch.compile`` has wrapped; anything else as it is."""
     return module._orig_mod if isinstance(module, OptimizedModule) else module

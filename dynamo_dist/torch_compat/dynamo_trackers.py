@@ -76,7 +76,7 @@ class Tracker:
         found = self.method(tx, name, list(args), kwargs)
         return super().call_method(tx, name, args, kwargs) if found is None else found  # type: ignore[misc]
 
-    def mp_subscript_impl(self, tx: Any, key: Any) -> Any:
+    def mp_subscript_impl(self, tx: Any, key: VariableTracker) -> Any:
         found = self.method(tx, "__getitem__", [key], {})
         return super().mp_subscript_impl(tx, key) if found is None else found  # type: ignore[misc]
 
@@ -169,7 +169,7 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
 
     def one_each(upstream_one: Any) -> Any:
         @functools.wraps(upstream_one)
-        def is_one_input(self: Any, tracker: Any) -> Any:
+        def is_one_input(self: Any, tracker: object) -> Any:
             # Upstream looks at the class itself; ours stands for the one behind it. Outside of
             # export, upstream does not always guard that two ways lead to one object, and guards on
             # hooks are ours.
@@ -201,7 +201,7 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
         found = has_attribute(self.value, name)
         return upstream_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
 
-    def richcompare(self: Any, tx: Any, other: Any, op: str) -> Any:
+    def richcompare(self: Any, tx: Any, other: VariableTracker, op: str) -> Any:
         known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
         if not known or (values := constants([other], {})) is None:
             return upstream_compare(self, tx, other, op)
@@ -228,7 +228,7 @@ def extend_builtins() -> list[Patch]:
     def answer_str(tx: Any, arg: Any) -> Any:
         return arg.text(tx, "__str__")
 
-    def answer_isinstance(tx: Any, arg: Any, classes: Any) -> Any:
+    def answer_isinstance(tx: Any, arg: Any, classes: VariableTracker) -> Any:
         values = constants([classes], {})
         return None if values is None else build(tx, isinstance(arg.real, values[0][0]))
 
@@ -285,11 +285,11 @@ class ConstantTracker(VariableTracker):
     def as_python_constant(self) -> Any:
         return self.value
 
-    def reconstruct(self, codegen: Any) -> None:
+    def reconstruct(self, codegen: PyCodegen) -> None:
         _load_object(codegen, self.value)
 
 
-def _load_object(codegen: Any, value: object) -> None:
+def _load_object(codegen: PyCodegen, value: object) -> None:
     name = codegen.tx.output.install_global_by_id("__dynamo_dist_constant", value)
     codegen.append_output(codegen.create_load_global(name, add=True))
 
@@ -300,7 +300,9 @@ class FunctionTracker(VariableTracker):
     On None the call goes to ``upstream``, the function's upstream tracker.
     """
 
-    def __init__(self, function: Any, answer: Any, upstream: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, function: Callable[..., object], answer: Any, upstream: Any, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.function, self.answer, self.upstream = function, answer, upstream
 
@@ -333,7 +335,7 @@ def on_construction(cls: type, answer: Callable[..., Any]) -> list[Patch]:
     upstream's tracker has it.
     """
 
-    def track(_: Any, upstream: Any) -> Any:
+    def track(_: object, upstream: Any) -> Any:
         kind: Any = type(upstream)
         upstream.__class__ = _answering(kind, answer)
         return upstream
@@ -366,7 +368,7 @@ def _on_upstream_tracker(value: object, track: Callable[[Any, Any], Any]) -> Pat
     return patch
 
 
-def on_object(value: object, make: Callable[[Any, Any], Any]) -> Patch:
+def on_object(value: object, make: Callable[[Any, object], object]) -> Patch:
     """Track one function, class or object of torch by ``make(builder, value)``, wherever a
     program reads it.
     """
@@ -409,7 +411,7 @@ def keep_no_fake_results() -> None:
     tx.output.add_cleanup_hook(lambda: configured.__exit__(None, None, None))
 
 
-def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Patch]:
+def on_codegen(tracker: object, load: Callable[[Any], tuple[Any, bool]]) -> list[Patch]:
     """Load sourceless values of ``tracker`` from a global instead of returning them from the graph.
 
     ``load(value)`` gives an object and False, or a function and True; the compiled function then
@@ -432,7 +434,7 @@ def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Pa
     return [SetAttribute(PyCodegen, "__call__", call)]
 
 
-def made_by(tracker: Any) -> Any:
+def made_by(tracker: VariableTracker) -> Any:
     """The arguments, by position and by name, with which a traced program made an object; None
     for any other.
     """

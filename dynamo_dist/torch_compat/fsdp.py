@@ -63,6 +63,8 @@ def hook_of(function: Any) -> Any:
     """Return the hook of one state that a hook shared by several modules stands for; else the
     function.
     """
+    # A state for several modules registers one closure for all of them; its code is the same for
+    # every state.
     if getattr(function, "__code__", None) not in _HOOK_CODES:
         return function
     found = inspect.unwrap(function, stop=inspect.ismethod)
@@ -88,6 +90,7 @@ def steps(path: tuple[int, int]) -> tuple[str | int, ...]:
 
 def decide_root(state: FSDPState) -> None:
     """Decide the root, dtypes and names, as the first forward does; raises what that raises."""
+    # FSDP2 does this at the first forward, because only then it is known which module is the root.
     state._lazy_init()
 
 
@@ -96,6 +99,13 @@ def ranks(state: FSDPState) -> tuple[int, ...]:
     found = [group for each in state._state_ctx.all_states for group in groups(each)]
     meshes = [param._spmd_mesh for group in found for param in group.fsdp_params]
     return tuple(sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
+
+
+def path_in_model(state: FSDPState) -> str:
+    """Return the name of a state's module in its root, after ``decide_root``; "" for the root, and
+    where nothing is sharded by it.
+    """
+    return next((group._module_fqn or "" for group in groups(state)), "")
 
 
 def is_root(state: FSDPState) -> bool:
@@ -167,6 +177,8 @@ def custom_sharding(state: FSDPState) -> str:
             return "parameters with their own fsdp_pre_all_gather"
         if vars(group).get("reduce_scatter_unused_params"):
             return "set_reduce_scatter_unused_params"
+        # It keeps parameters gathered between steps: what a graph gathers lives in the graph's own
+        # memory.
         if torch.is_grad_enabled() and not group.reshard_after_backward:
             return "set_reshard_after_backward(False)"
         if has_odd_kept(group):
@@ -187,6 +199,8 @@ def sharding_settings(state: FSDPState) -> tuple[Any, ...]:
     learns = torch.is_grad_enabled()
     return tuple(
         (
+            # Without gradients none of these changes the graph, and a guard on them would recompile
+            # for nothing.
             learns and (reductions(group), kept(group), *map(_has_hooks, group.fsdp_params)),
             learns and group.reshard_after_backward,
             group.post_forward_mesh_info is None,
@@ -212,6 +226,7 @@ def sharded_parameter(state: FSDPState, path: tuple[int, int]) -> ShardedParamet
     group = groups(state)[path[0]]
     param = group.fsdp_params[path[1]]
     mesh, info = param.mesh_info, param._module_info
+    # Set only where the parameter was a DTensor before, as under tensor parallelism.
     spec = vars(param).get("_unsharded_dtensor_spec")
     shared = zip(info.shared_modules, info.shared_param_names, strict=True)
     return ShardedParameter(
@@ -249,6 +264,7 @@ def sharded_moves(
     leaves them.
     """
     policy, device = state._mp_policy, state._device
+    # FSDP2 moves the inputs of the root alone; those of modules inside are on the device already.
     goes = state._is_root and device.type != "cpu"
     into = policy.param_dtype if policy.cast_forward_inputs else None
     return device if goes else None, into, policy.output_dtype
@@ -288,7 +304,7 @@ def has_odd_kept(group: Any) -> bool:
     return flat is not None and flat.numel() != _place_in_flat(group, len(group.fsdp_params))
 
 
-def _unsharded_grad(param: Any) -> torch.Tensor | None:
+def _unsharded_grad(param: object) -> torch.Tensor | None:
     unsharded = vars(param).get("_unsharded_param")
     return None if unsharded is None else unsharded.grad
 
@@ -315,6 +331,8 @@ def take_whole(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
     parallel ranks.
     """
     param = groups(state)[path[0]].fsdp_params[path[1]]
+    # FSDP2 has two places: gradients in another reduce dtype accumulate in the first, others on the
+    # unsharded parameter.
     found = [param.unsharded_accumulated_grad, _unsharded_grad(param)]
     param.unsharded_accumulated_grad = None
     if found[1] is not None:
@@ -332,6 +350,7 @@ def leave_unsharded(state: FSDPState, path: tuple[int, int], whole: torch.Tensor
     group = groups(state)[path[0]]
     param = group.fsdp_params[path[1]]
     found = nn.Parameter(whole, requires_grad=param.sharded_param.requires_grad)
+    # On every module that shares the parameter, as FSDP2's own unshard does.
     param._setattr_on_modules(found)
     param.sharded_state = group._sharded_state = _ShardedState.UNSHARDED
     return found
@@ -352,6 +371,7 @@ def reshard(state: FSDPState) -> None:
 def _place_in_flat(group: Any, number: int) -> int:
     """Where in the flat output of a group's reduce-scatter the parameter of this number begins."""
     before = group.fsdp_params[:number]
+    # Frozen parameters take no part in the reduce-scatter.
     return sum(p._sharded_param_data.numel() for p in before if p.sharded_param.requires_grad)
 
 
@@ -362,6 +382,7 @@ def keep_partial(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) ->
     group = groups(state)[path[0]]
     if group._partial_reduce_output is None:
         size = _place_in_flat(group, len(group.fsdp_params))
+        # FSDP2 keeps one flat tensor for the whole group; parameters that add nothing leave zeros.
         group._partial_reduce_output = grad.new_zeros(size)
     start = _place_in_flat(group, path[1])
     group._partial_reduce_output[start : start + grad.numel()].add_(grad.reshape(-1))
@@ -391,6 +412,7 @@ def _has_hooks(param: Any) -> bool:
 def settle_sharded(root: FSDPState) -> None:
     """Free what eager calls have left gathered."""
     for group in [group for state in root._state_ctx.all_states for group in groups(state)]:
+        # The gather still writes to its buffer, which must not be freed before it has ended.
         if group._all_gather_result is not None:  # asked for ahead, and never waited for
             group.wait_for_unshard()
         if not group.is_sharded:

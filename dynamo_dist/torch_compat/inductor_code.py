@@ -9,6 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
+from torch._inductor import config
+from torch._inductor.codecache import FxGraphCachePickler
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.runtime import cache_dir_utils
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -28,18 +33,15 @@ def wrap_compiled_code(
     below autograd. ``CompiledFxGraph.post_compile``, ``current_callable`` and ``source_code`` were
     seen in 2.11 to 2.15.
     """
-    from torch._inductor import config
-    from torch._inductor.output_code import CompiledFxGraph
-
     off = "compiled graphs call operators through autograd, which takes longer"
     if not has(torch._C, "_AutoDispatchBelowAutograd", off=off):
         return []
     if not has(CompiledFxGraph, "post_compile", off=off):
         return []
 
-    def changed(upstream: Any) -> Any:
+    def changed(upstream: Callable[..., object]) -> object:
         @functools.wraps(upstream)
-        def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        def post_compile(self: Any, *args: object, **kwargs: object) -> None:
             upstream(self, *args, **kwargs)
             source = getattr(self, "source_code", None)
             if isinstance(source, str) and self.current_callable and not config.cpp_wrapper:
@@ -52,9 +54,7 @@ def wrap_compiled_code(
 
 def cache_dir() -> str:
     """Inductor's cache folder."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir as upstream
-
-    return str(upstream())
+    return str(cache_dir_utils.cache_dir())
 
 
 @contextlib.contextmanager
@@ -62,8 +62,6 @@ def cacheable(functions: Mapping[str, str]) -> Iterator[None]:
     """Let AOTAutograd's cache keep graphs that call ``functions``: qualified names with a digest
     each.
     """
-    from torch._inductor import config
-
     name = "unsafe_marked_cacheable_functions"
     known = getattr(config, name, None)
     if known is None:
@@ -86,13 +84,11 @@ def meshes_by_content(content: Callable[..., str]) -> list[Patch]:
     another number in each process: no such graph is ever found again.
     ``FxGraphCachePickler._reduce_fake_script_object`` was seen in 2.13 and 2.14.
     """
-    from torch._inductor.codecache import FxGraphCachePickler
-
     name = "_reduce_fake_script_object"
     if not has(FxGraphCachePickler, name, off="graphs that take meshes are not cached"):
         return []
 
-    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def changed(upstream: Callable[..., Any]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def reduce(self: Any, stand_in: FakeScriptObject) -> tuple[Callable[..., Any], Any]:
             if isinstance(stand_in.real_obj, DeviceMesh):
@@ -115,13 +111,11 @@ def sources_by_name() -> list[Patch]:
     of ours, FSDP2's parameters and their meshes, is found again only if these names are numbered as
     they come. ``AOTAutogradCachePickler._reduce_aot_config`` was seen in 2.13 and 2.14.
     """
-    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
-
     name = "_reduce_aot_config"
     if not has(AOTAutogradCachePickler, name, off="graphs of FSDP2 and DDP are not cached"):
         return []
 
-    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def changed(upstream: Callable[..., Any]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def reduce(self: Any, aot_config: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             made, parts = upstream(self, aot_config)
@@ -136,7 +130,7 @@ def sources_by_name() -> list[Patch]:
     return [WrapAttribute(AOTAutogradCachePickler, name, changed)]
 
 
-def numbered(sources: Sequence[Any]) -> list[str] | None:
+def numbered(sources: Sequence[object]) -> list[str] | None:
     """Dynamo's sources as text, our globals numbered in order of appearance; None where none of
     them is ours.
     """

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor import async_compile, codecache, cpp_builder, cpu_vec_isa
+from torch._inductor.utils import clear_on_fresh_cache
 
 from dynamo_dist.torch_compat.inductor_code import cache_dir
 from dynamo_dist.torch_compat.patching import OwnState, Patch, WrapAttribute, has
@@ -37,14 +39,12 @@ def only_for_builds() -> list[Patch]:
     would spend ten seconds on it. ``codecache.write`` of ``main.cpp``, followed by
     ``_precompile_header``, was seen in 2.13 and 2.14, the folder ``_HEADER_DIR`` in 2.13.
     """
-    from torch._inductor import codecache
-
     if not has(codecache, "_precompile_header", off="a first compile on a host builds headers"):
         return []
     last = threading.local()
     without: set[str] = set()
 
-    def noted(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(upstream: Callable[..., Any]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def write(*args: Any, **kwargs: Any) -> tuple[str, str]:
             key, path = upstream(*args, **kwargs)
@@ -53,9 +53,9 @@ def only_for_builds() -> list[Patch]:
 
         return write
 
-    def skipped(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def skipped(upstream: Callable[..., object]) -> Callable[..., Any]:
         @functools.wraps(upstream)
-        def precompile(*args: Any, **kwargs: Any) -> str:
+        def precompile(*args: object, **kwargs: object) -> str:
             source = getattr(last, "source", "")
             if source.endswith(".main.cpp"):
                 if len(without | {source}) <= _WITHOUT and not _is_compiled():
@@ -73,8 +73,6 @@ def only_for_builds() -> list[Patch]:
 
 def _is_compiled() -> bool:
     """Return whether this host has a compiled header: of this torch and compiler, most likely."""
-    from torch._inductor import codecache
-
     folder = getattr(codecache, "_HEADER_DIR", None)
     return folder is not None and any(Path(folder).glob("*.*ch"))
 
@@ -88,17 +86,15 @@ def probed_once_a_host() -> list[Patch]:
     part of one that has built and loaded the same code is not tried with it. What failed is tried
     again. ``VecISA.check_build`` was seen in 2.13 and 2.14.
     """
-    from torch._inductor.cpu_vec_isa import VecISA
-
     name = "check_build"
-    if not has(VecISA, name, off="each process tries the CPU's vector units anew"):
+    if not has(cpu_vec_isa.VecISA, name, off="each process tries the CPU's vector units anew"):
         return []
 
     def changed(upstream: Callable[..., bool]) -> Callable[..., bool]:
         tried: list[Trial] = []  # with success
 
         @functools.wraps(upstream)
-        def check_build(self: Any, code: str) -> bool:
+        def check_build(self: object, code: str) -> bool:
             kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
             trial = _trial(self, code)
             if kept.exists():
@@ -116,7 +112,7 @@ def probed_once_a_host() -> list[Patch]:
 
         return check_build
 
-    return [WrapAttribute(VecISA, name, changed)]
+    return [WrapAttribute(cpu_vec_isa.VecISA, name, changed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +135,7 @@ def _trial(unit: Any, code: str) -> Trial:
     return Trial(words, flags, (code, *unit.build_macro(), *_host()))
 
 
-def _name(unit: Any, code: str) -> str:
+def _name(unit: object, code: str) -> str:
     """Return a digest of all that a trial depends on: its code and flags, compiler, loader,
     torch, Python, this host's CPU.
     """
@@ -147,9 +143,7 @@ def _name(unit: Any, code: str) -> str:
 
 
 def _fingerprint(unit: Any) -> str:
-    from torch._inductor.cpu_vec_isa import _get_isa_dry_compile_fingerprint
-
-    return str(_get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
+    return str(cpu_vec_isa._get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
 
 
 @functools.cache
@@ -211,8 +205,6 @@ def few_libraries() -> list[Patch]:
     ``CppPythonBindingsCodeCache.load_async`` and its ``suffix_template`` were seen in 2.13 and
     2.14.
     """
-    from torch._inductor import async_compile, codecache
-
     upstream_kernels = async_compile.AsyncCompile
     bindings = getattr(codecache, "CppPythonBindingsCodeCache", None)
     needed = ("load_async", "suffix_template", "call_entry_function", "extra_parse_arg")
@@ -220,9 +212,9 @@ def few_libraries() -> list[Patch]:
     if not has(upstream_kernels, "cpp_pybinding", off=off) or not has(bindings, *needed, off=off):
         return [PoolsOfThisProcess()]
 
-    def held_back(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def held_back(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
+        def cpp_pybinding(self: object, argtypes: Sequence[str], source_code: str) -> object:
             if _parts(source_code) is None:
                 return upstream(self, argtypes, source_code)
             async_compile.kernel_code_log.info("CPP+Bindings Kernel:\n%s", source_code)
@@ -230,9 +222,9 @@ def few_libraries() -> list[Patch]:
 
         return cpp_pybinding
 
-    def built(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def built(upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def wait(self: Any, scope: dict[str, Any]) -> None:
+        def wait(self: Any, scope: dict[str, object]) -> None:
             kernels = dict.fromkeys(each for each in scope.values() if type(each) is Kernel)
             parallel = async_compile.get_compile_threads() > 1
             functions = _started(kernels, self.submit if parallel else None) if kernels else None
@@ -275,9 +267,8 @@ class PoolsOfThisProcess(OwnState):
     def _forget(cls) -> None:
         if not cls.is_applied:
             return
-        from torch._inductor.async_compile import AsyncCompile
 
-        forget = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
+        forget = getattr(getattr(async_compile.AsyncCompile, "pool", None), "cache_clear", None)
         if forget is not None:
             forget()
         if _cache.cache_info().currsize:  # of libraries that the parent may not have built yet
@@ -288,7 +279,7 @@ _functions: dict[str, Function] = {}
 
 
 def _started(
-    kernels: Iterable[Kernel], submit: Callable[..., Any] | None
+    kernels: Iterable[Kernel], submit: Callable[..., object] | None
 ) -> Callable[[], dict[Kernel, Function]]:
     """Start building what is not there; return what waits for it and returns each kernel's
     function.
@@ -319,8 +310,6 @@ def _library(unit: Sequence[Kernel], submit: Callable[..., Any] | None) -> Calla
 
 def _load(unit: Sequence[Kernel], digests: Sequence[str], library: Callable[[], str]) -> None:
     """Load the functions of a unit, and note where they are; each by torch alone if this fails."""
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
     try:
         path = library()
         loaded = [_function(path, position) for position in range(len(unit))]
@@ -330,7 +319,7 @@ def _load(unit: Sequence[Kernel], digests: Sequence[str], library: Callable[[], 
             "%d kernels did not build together (%s): each is built alone.", len(unit), reason
         )
         for kernel, digest in zip(unit, digests, strict=True):
-            _functions[digest] = CppPythonBindingsCodeCache.load_pybinding(
+            _functions[digest] = codecache.CppPythonBindingsCodeCache.load_pybinding(
                 kernel.argtypes, kernel.source
             )
         return
@@ -354,12 +343,10 @@ def _found(digest: str) -> Function | None:
 
 
 def _note(digest: str, path: str, position: int) -> None:
-    from torch._inductor.codecache import write_atomic
-
     place = Path(cache_dir(), _INDEX, digest)
     with contextlib.suppress(OSError):  # what cannot be noted is built again
         name = Path(path).relative_to(cache_dir())
-        write_atomic(str(place), f"{name} {position}", make_dirs=True)
+        codecache.write_atomic(str(place), f"{name} {position}", make_dirs=True)
 
 
 def _function(path: str, position: int) -> Function:
@@ -427,11 +414,8 @@ def _digest(kernel: Kernel, command: str) -> str:
 
 
 def _command_line() -> str:
-    from torch._inductor import cpp_builder
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
     options = cpp_builder.CppTorchDeviceOptions(
-        vec_isa=pick_vec_isa(), device_type="cpu", **_cache().cpp_compile_command_flags
+        vec_isa=cpu_vec_isa.pick_vec_isa(), device_type="cpu", **_cache().cpp_compile_command_flags
     )
     return str(cpp_builder.CppBuilder("o", "i", options).get_command_line())
 
@@ -441,11 +425,9 @@ def _cache() -> Any:
     """Torch's cache of libraries with bindings, but of paths: their kernels are loaded one by
     one.
     """
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-    from torch._inductor.utils import clear_on_fresh_cache
 
     @clear_on_fresh_cache
-    class LibraryPaths(CppPythonBindingsCodeCache):
+    class LibraryPaths(codecache.CppPythonBindingsCodeCache):
         cache: dict[str, Callable[[], Any]] = {}  # noqa: RUF012 - as torch has it
 
         @staticmethod

@@ -11,7 +11,7 @@ from dynamo_dist.torch_compat import dynamo_building
 _ABSENT = object()
 
 
-def python_attribute(tracker: Any, tx: Any, name: str) -> Any:
+def python_attribute(tracker: Any, tx: Any, name: str) -> object:
     """The tracker of ``tracker.real.name``; None for a method written in C.
 
     A Python method or property is traced with ``tracker`` as self. Plain data is built from its
@@ -39,7 +39,7 @@ def python_attribute(tracker: Any, tx: Any, name: str) -> Any:
     return None
 
 
-def bound_method(tracker: Any, tx: Any, name: str) -> Any:
+def bound_method(tracker: Any, tx: Any, name: str) -> object:
     """A tracker that answers calls by ``tracker.method(tx, name, args, kwargs)``."""
     return dynamo_building.build_callable(
         lambda *args, **kwargs: tracker.method(tx, name, list(args), kwargs)

@@ -209,7 +209,7 @@ def all_gather_coalesced(
     input_tensor_list: list[torch.Tensor],
     group: Group = None,
     async_op: bool = False,
-) -> Any:
+) -> object:
     """``output_tensor_lists[rank][i]`` receives input ``i`` of that rank."""
     launched = _launch_coalesced(list(input_tensor_list), member(group))
     outputs = [
@@ -300,7 +300,7 @@ def launch_all_reduce(tensor: torch.Tensor, op: str, group_name: str) -> torch.T
 
 def all_reduce_coalesced(
     tensors: Any, op: str = "sum", group: Group = None, async_op: bool = False
-) -> Any:
+) -> object:
     """``dist.all_reduce_coalesced``; a future if asynchronous, as in eager mode."""
     if isinstance(tensors, torch.Tensor):
         tensors = [tensors]

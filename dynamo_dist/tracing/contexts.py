@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.fx
@@ -32,8 +32,13 @@ from dynamo_dist.torch_compat import (
 )
 from dynamo_dist.torch_compat.patching import Patch
 
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import InstructionTranslatorBase, VariableTracker
 
-def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:
+
+def refuse(
+    tx: InstructionTranslatorBase, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> NoReturn:
     """Break the graph where the program makes the mode."""
     dynamo_building.graph_break(
         "CommDebugMode inside a compiled function",
@@ -65,11 +70,13 @@ def _context() -> Iterator[None]:
         turn(False)
 
 
-def _enter(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _enter(tx: object, args: list[object], kwargs: dict[str, object]) -> object:
     return dynamo_building.call_traced(tx, _context, args, kwargs)
 
 
-def _turn(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _turn(
+    tx: InstructionTranslatorBase, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> object:
     dynamo_dtensors.restore_implicit_replication(tx)
     dynamo_dtensors.call_for_effect(tx, turn, args[0].as_python_constant())
     return dynamo_building.build(tx, None)
@@ -113,29 +120,29 @@ class _WithLossOps(torch.autograd.Function):
         return None, found
 
 
-def _run(function: Any, logits: torch.Tensor, args: Any, kwargs: Any) -> Any:
+def _run(function: Any, logits: torch.Tensor, args: Any, kwargs: Any) -> object:
     if logits.requires_grad and torch.is_grad_enabled():
         return _WithLossOps.apply(lambda x: function(x, *args, **kwargs), logits)
     with _loss_ops():
         return function(logits, *args, **kwargs)
 
 
-def cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def cross_entropy(input: torch.Tensor, *args: object, **kwargs: object) -> object:
     """In the graph: the loss of logits sharded over classes; parameters as those of torch's."""
     return _run(F.cross_entropy, input, args, kwargs)
 
 
-def nll_loss(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def nll_loss(input: torch.Tensor, *args: object, **kwargs: object) -> object:
     """In the graph: the loss of logarithms of probabilities sharded over classes."""
     return _run(F.nll_loss, input, args, kwargs)
 
 
-def log_softmax(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def log_softmax(input: torch.Tensor, *args: object, **kwargs: object) -> object:
     """In the graph: the logarithm of softmax over the sharded classes."""
     return _run(F.log_softmax, input, args, kwargs)
 
 
-REPLACED: dict[Any, Callable[..., Any]] = {
+REPLACED: dict[object, Callable[..., object]] = {
     F.cross_entropy: cross_entropy,
     F.nll_loss: nll_loss,
     F.log_softmax: log_softmax,
@@ -144,7 +151,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
 _KEY = "loss_parallel"
 
 
-def _set(inside: bool) -> Callable[..., Any]:
+def _set(inside: bool) -> Callable[..., object]:
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         dynamo_dtensors.dtensor_state(tx)[_KEY] = inside
         return dynamo_building.build(tx, None)
@@ -152,7 +159,7 @@ def _set(inside: bool) -> Callable[..., Any]:
     return answer
 
 
-def _inside(ours: Callable[..., Any]) -> Callable[..., Any]:
+def _inside(ours: Callable[..., Any]) -> Callable[..., object]:
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not dynamo_dtensors.dtensor_state(tx).get(_KEY):
             return None

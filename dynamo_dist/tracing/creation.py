@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,11 @@ from dynamo_dist.torch_compat import (
     dynamo_trackers,
 )
 from dynamo_dist.torch_compat.patching import OwnState, Patch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from dynamo_dist.torch_compat import InstructionTranslatorBase, VariableTracker
 
 BREAK = "Process group or mesh created while tracing"
 WHY = (
@@ -63,7 +68,7 @@ class Memory(OwnState):
         self.meshes.clear()
         self.concatenated.clear()
 
-    def on_group(self, arguments: Mapping[str, Any], group: Any) -> None:
+    def on_group(self, arguments: Mapping[str, object], group: ProcessGroup) -> None:
         """Remember a group by the arguments it was made with."""
         key = group_key(arguments)
         if key is not None and not _is_alive(self.groups.get(key)):
@@ -123,7 +128,7 @@ def mesh_key(device_type: str, ranks: torch.Tensor, names: tuple[str, ...] | Non
     )
 
 
-def _is_alive(group: Any) -> bool:
+def _is_alive(group: object) -> bool:
     if group is None or group is dist.GroupMember.NON_GROUP_MEMBER:
         return group is not None and dist.is_initialized()
     return c10d.is_registered_group(group)
@@ -148,7 +153,7 @@ def patches() -> list[Patch]:
 
 def _answer(
     function: Callable[..., Any],
-    find: Callable[[Mapping[str, Any]], Any],
+    find: Callable[[Mapping[str, object]], object],
     known: tuple[str, ...] | None = None,
 ) -> Any:
     """Return a function that answers a traced call of ``function``, as ``find`` knows it from the
@@ -173,7 +178,7 @@ def _answer(
     return answer
 
 
-def found_or_break(tx: Any, found: Any, name: str) -> Any:
+def found_or_break(tx: InstructionTranslatorBase, found: Any, name: str) -> object:
     """The tracker of a remembered group or mesh; without one a break, whose fix is code."""
     if found is None:
         dynamo_building.graph_break(
@@ -194,7 +199,7 @@ def found_or_break(tx: Any, found: Any, name: str) -> Any:
     return tracker
 
 
-def _lives(groups: Mapping[str, Any]) -> Callable[[Any], bool]:
+def _lives(groups: Mapping[str, Any]) -> Callable[[object], bool]:
     return lambda _: all(c10d.is_registered_group(group) for group in groups.values())
 
 
@@ -231,7 +236,9 @@ def flattened(
     return MEMORY.mesh(mesh.device_type, ranks, (name,))
 
 
-def _answer_concatenate(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _answer_concatenate(
+    tx: InstructionTranslatorBase, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> object:
     """``DeviceMesh._concatenate(meshes)`` needs no new group: it is called now, once for these
     groups.
     """

@@ -44,7 +44,7 @@ class _Averaged:
         params = ddp.parameters(wrapper)
         named = [(name, tuple(params[place].shape)) for place, _, name in found]
         ranks = dist.get_process_group_ranks(wrapper.process_group)
-        key = wrapper_agreement.name(wrapper, named, ranks)
+        key = wrapper_agreement.name(wrapper, "", named, ranks)
         registered = [(owner._parameters, name, place) for place, owner, name in found]
         wanted = [i for i, param in enumerate(params) if param.requires_grad]
         split = buckets([params[i] for i in wanted], ddp.bucket_capacities(wrapper))

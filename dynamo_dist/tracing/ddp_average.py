@@ -170,7 +170,7 @@ def buckets(params: Sequence[torch.Tensor], capacities: Sequence[int]) -> list[l
     buckets, and the last of them is that of all others.
     """
     found: list[list[int]] = []
-    opened: dict[Any, tuple[list[int], int]] = {}
+    opened: dict[object, tuple[list[int], int]] = {}
     closed = 0
     for place in reversed(range(len(params))):
         param = params[place]
@@ -213,7 +213,7 @@ class _Averaged(torch.autograd.Function):
         return passed if used is None else (*passed, used.new_zeros(()))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[object, ...]:
         group, size, key, places, may_differ = ctx.launch
         grads = grads[: len(places)]
         have = [grad is not None for grad in grads]

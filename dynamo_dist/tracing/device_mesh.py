@@ -8,7 +8,7 @@ apply.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -16,6 +16,9 @@ from dynamo_dist.torch_compat import dynamo_building, dynamo_meshes, dynamo_trac
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import attributes, creation
 from dynamo_dist.tracing.attributes import is_data, python_attribute
+
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import InstructionTranslatorBase
 
 # Methods that make groups unless an equal mesh exists.
 _DERIVED: dict[str, Callable[..., DeviceMesh | None]] = {
@@ -33,7 +36,7 @@ _OF_THE_RANK = ("get_rank", "get_local_rank", "get_coordinate", "_sym_get_coordi
 class DeviceMeshVariable(dynamo_trackers.MeshTracker):
     """A device mesh. The members that upstream opened stay as upstream traces them."""
 
-    def attribute(self, tx: Any, name: str) -> Any:
+    def attribute(self, tx: object, name: str) -> Any:
         if name in _OF_THE_RANK:
             dynamo_building.note_rank_dependent()
         if name in ("get_all_groups", *_DERIVED):
@@ -70,10 +73,10 @@ class DeviceMeshVariable(dynamo_trackers.MeshTracker):
             return None
         return self.attribute(tx, name).call_function(tx, args, kwargs)
 
-    def has_attribute(self, tx: Any, name: str) -> bool | None:
+    def has_attribute(self, tx: InstructionTranslatorBase, name: str) -> bool | None:
         return attributes.has_attribute(self.real, name)
 
-    def text(self, tx: Any, name: str) -> Any:
+    def text(self, tx: InstructionTranslatorBase, name: str) -> object:
         # Made of what upstream's guard of a mesh compares: layout, ranks, device type, names.
         return dynamo_building.build(tx, repr(self.real))
 

@@ -26,7 +26,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -40,8 +40,11 @@ from dynamo_dist.torch_compat import (
 )
 from dynamo_dist.torch_compat.patching import Patch
 
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import InstructionTranslatorBase, Source, VariableTracker
 
-def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
+
+def has_tensor_attribute(tracker: VariableTracker, cls: type, name: str) -> bool | None:
     """True for what DTensor's class has; None leaves the rest, such as an instance's own, to
     upstream.
 
@@ -53,7 +56,7 @@ def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
     return True if found is not None and not isinstance(found, property) else None
 
 
-def attribute(tx: Any, tracker: Any, name: str) -> Any:
+def attribute(tx: InstructionTranslatorBase, tracker: VariableTracker, name: str) -> Any:
     """Return an attribute that upstream gets wrong, see below; None leaves the rest to upstream.
 
     ``_local_tensor`` shares memory with the DTensor, also when it is written to. ``_spec`` of a
@@ -86,7 +89,7 @@ def traced_local(tensor: DTensor) -> torch.Tensor:
     return detached.to_local()
 
 
-def traced_spec(tensor: DTensor) -> Any:
+def traced_spec(tensor: DTensor) -> object:
     """Traced: a spec equal to ``tensor._spec``, with the global shape and stride."""
     meta = dtensor_specs.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
     return dtensor_specs.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
@@ -97,12 +100,12 @@ def attributes_patches() -> list[Patch]:
     return dynamo_dtensors.on_tensor_attributes(has_tensor_attribute, attribute)
 
 
-def deep(tensor: DTensor) -> Any:
+def deep(tensor: DTensor) -> object:
     """Traced: a copy with memory of its own."""
     return tensor.detach().clone()
 
 
-def shallow(tensor: DTensor) -> Any:
+def shallow(tensor: DTensor) -> object:
     """Traced: another DTensor of the same memory."""
     return tensor.detach()
 
@@ -137,7 +140,9 @@ def is_of_a_subclass(value: object) -> bool:
     return isinstance(value, DTensor) and type(value) is not DTensor
 
 
-def _refuse_subclasses(tx: Any, value: Any, source: Any) -> Any:
+def _refuse_subclasses(
+    tx: InstructionTranslatorBase, value: object, source: Source
+) -> VariableTracker:
     dynamo_building.graph_break(
         "Tensor of a subclass of DTensor",
         type(value).__name__,
@@ -173,20 +178,35 @@ def data_sizes_patches() -> list[Patch]:
 _MIXED = "got mixed torch.Tensor and DTensor"
 
 
-def once_more(run: Callable[[], Any], arguments: Any) -> Any:
+def once_more(run: Callable[[], object], arguments: object) -> object:
     """``run()``, a call with these arguments; a second time where it mixes what it makes with
     DTensors.
+
+    No argument is written twice: a call that has written before it failed raises.
     """
+    before = _versions(arguments)
     try:
         return run()
-    except Exception as error:
+    except RuntimeError as error:
+        # torch has no class for this error. Which operators make tensors inside is not known before
+        # they run: it depends on arguments, as in matrix_power of order 0.
         if _MIXED not in str(error) or not are_distributed(arguments):
+            raise
+        if _versions(arguments) != before:
             raise
     with dtensor_dispatch.made_tensors_are_replicas():
         return run()
 
 
-def are_distributed(arguments: Any) -> bool:
+def _versions(arguments: object) -> list[int]:
+    return [
+        each._version
+        for each in dtensor_dispatch.tree_leaves(arguments)
+        if isinstance(each, torch.Tensor) and not each.is_inference()
+    ]
+
+
+def are_distributed(arguments: object) -> bool:
     """Return whether there are tensors, all of them DTensors."""
     tensors = [
         each for each in dtensor_dispatch.tree_leaves(arguments) if isinstance(each, torch.Tensor)
@@ -245,7 +265,7 @@ _FROM_LOCAL = inspect.signature(
 )
 
 
-def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def from_local(tx: object, args: list[object], kwargs: dict[str, object]) -> object:
     """``DTensor.from_local`` with the mesh of ``with mesh:``; a check over all ranks breaks the
     graph.
     """

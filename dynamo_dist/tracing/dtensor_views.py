@@ -37,7 +37,7 @@ class _Absent(threading.local):
 _absent = _Absent()
 
 
-def _watched(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(forward: Callable[..., object]) -> Callable[..., object]:
     """``forward`` with hooks on the node of its outputs."""
 
     def call(*args: Any) -> Any:
@@ -49,7 +49,7 @@ def _watched(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _watch(outputs: Sequence[Any]) -> None:
+def _watch(outputs: Sequence[object]) -> None:
     made = [o for o in outputs if isinstance(o, DTensor) and o.grad_fn is not None]
     if not made:
         return
@@ -83,7 +83,7 @@ def _zeros_like(output: DTensor) -> Callable[[], DTensor]:
     return make
 
 
-def _absent_gradient(tangent: torch.Tensor, expected: Any) -> torch.Tensor | None:
+def _absent_gradient(tangent: torch.Tensor, expected: object) -> torch.Tensor | None:
     """Zeros as the backward was traced with, for a plain tensor that stands for an absent
     gradient.
     """
@@ -138,11 +138,11 @@ class LocalViews:
     records them.
     """
 
-    views: Any
+    views: object
     sequence: tuple[()] = ()
 
 
-def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[object], list[object]]:
     """The outputs, and for each the way from its base to it or None.
 
     ``args`` and ``outputs`` are those of the program that AOTAutograd looks at. An output whose
@@ -176,7 +176,7 @@ def apart(output: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._unsafe_view(output, output.shape)
 
 
-def apart_if_made_here(args: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+def apart_if_made_here(args: Sequence[object], outputs: Sequence[object]) -> list[object]:
     """Outputs whose base is no argument, each apart; the others as they are."""
     return [
         apart(output)
@@ -232,11 +232,11 @@ def _steps(output: DTensor, base: DTensor) -> tuple[ViewStep, ...] | None:
     return tuple(steps) if current is replayed else None
 
 
-def _symbolic(value: Any) -> Any:
+def _symbolic(value: object) -> object:
     return Symbolic(value.node.expr) if isinstance(value, torch.SymInt) else value
 
 
-def _known_sizes(base: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
+def _known_sizes(base: torch.Tensor, output: torch.Tensor) -> tuple[object, ...]:
     """Global sizes of both, and the base's local ones: often a global size is so many times a
     local one.
     """
@@ -244,7 +244,9 @@ def _known_sizes(base: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
     return (*base.shape, *output.shape, *local)
 
 
-def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+def replay(
+    way: object, base: torch.Tensor, target: torch.Tensor, requires_grad: bool
+) -> torch.Tensor:
     """The alias of ``base`` that eager returns, with the global shape and placements of ``target``.
 
     ``target`` is what the compiled graph returned. Raises DTensorError if there is no way from base
@@ -274,7 +276,7 @@ def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bo
     return found
 
 
-def _values(way: Views, base: torch.Tensor, target: torch.Tensor) -> Mapping[Any, Any]:
+def _values(way: Views, base: torch.Tensor, target: torch.Tensor) -> Mapping[object, object]:
     """Map each symbol to its value in this call, as far as one of the sizes is that symbol
     alone.
     """
@@ -285,7 +287,9 @@ def _values(way: Views, base: torch.Tensor, target: torch.Tensor) -> Mapping[Any
     }
 
 
-def _value(value: Any, values: Mapping[Any, Any], base: torch.Tensor, target: torch.Tensor) -> Any:
+def _value(
+    value: Any, values: Mapping[Any, Any], base: torch.Tensor, target: torch.Tensor
+) -> object:
     if not isinstance(value, Symbolic):
         return value
     if value.expression in values:

@@ -16,7 +16,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -47,12 +47,15 @@ from dynamo_dist.tracing.fsdp2_gather import (
 )
 from dynamo_dist.tracing.unsharded_parameters import Place, Read
 
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import InstructionTranslatorBase, VariableTracker
+
 _Kind = TypeVar("_Kind")
 log = logging.getLogger(__name__)
-_looked_at: WeakSet[Any] = WeakSet()
+_looked_at: WeakSet[object] = WeakSet()
 
 
-def warn_of_stale_optimizers(state: Any, root: nn.Module) -> None:
+def warn_of_stale_optimizers(state: object, root: nn.Module) -> None:
     """Warn, once for a state of FSDP2, of optimizers that hold what were ``root``'s parameters
     before it was sharded.
 
@@ -131,7 +134,7 @@ class _Sharded:
         self.key = key
         self.kept: list[torch.Tensor] = []
         self.unhooked: list[torch.Tensor] = []
-        self._places: dict[Any, int] = {}
+        self._places: dict[object, int] = {}
         inside = [each for owner in fsdp.modules(state) for each in owner.modules()]
         self.hooks = unsharded_parameters.HookVersions(inside)
         self._left: dict[
@@ -246,7 +249,9 @@ def is_called_eagerly(module: nn.Module) -> bool:
     return isinstance(state, fsdp.FSDPState) and fsdp.runs_eagerly(state)
 
 
-def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
+def _pre_forward(
+    tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> object:
     receiver, module, inputs, keywords = args
     state: Any = dynamo_building.python_object(receiver)
     known = unsharded_parameters.reads(tx)
@@ -265,7 +270,9 @@ def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     return dynamo_building.call_traced(tx, _given, call, {})
 
 
-def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
+def _post_forward(
+    tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> object:
     receiver, module, _, output = args
     state: Any = dynamo_building.python_object(receiver)
     known = unsharded_parameters.reads(tx)
@@ -284,7 +291,7 @@ def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     )
 
 
-def _refuse_unread(tx: Any, state: Any) -> None:
+def _refuse_unread(tx: InstructionTranslatorBase, state: Any) -> None:
     """Break where FSDP2 does something about a parameter that the graph has not read."""
     read = unsharded_parameters.reads(tx).read
     for param in fsdp.sharded_parameters(state):
@@ -333,8 +340,8 @@ def _detached(wholes: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _given(
-    device: torch.device | None, dtype: torch.dtype | None, args: Any, kwargs: Any
-) -> tuple[Any, Any]:
+    device: torch.device | None, dtype: torch.dtype | None, args: object, kwargs: object
+) -> tuple[object, object]:
     """The arguments as forward gets them: on the root's device, in the policy's dtype."""
     given = (args, kwargs)
     if device is not None:
@@ -369,7 +376,7 @@ def _guard(tx: Any, state: Any, outermost: bool) -> None:
         dynamo_calls.call_before_graph(tx, tracker.source, fsdp.settle_sharded)
 
 
-def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
+def _table(tx: InstructionTranslatorBase, state: Any) -> Iterator[tuple[Place, Read]]:
     source = dynamo_building.build_by_weakref(tx, state).source
     sharded = _sharded(state)
     for param in fsdp.sharded_parameters(state):
@@ -402,15 +409,16 @@ def _sharded(state: Any) -> _Sharded:
             for param in fsdp.sharded_parameters(state)
             for _, name in param.owners
         ]
-        _known[state] = _Sharded(state, wrapper_agreement.name(state, params, fsdp.ranks(state)))
+        path, ranks = fsdp.path_in_model(state), fsdp.ranks(state)
+        _known[state] = _Sharded(state, wrapper_agreement.name(state, path, params, ranks))
     return _known[state]
 
 
-def _hooks_version(state: Any) -> int:
+def _hooks_version(state: object) -> int:
     return _sharded(state).hooks.version()
 
 
-def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any], Any]:
+def _registered(state: Any, source: object, path: tuple[int, int]) -> Callable[[object], object]:
     """The registered shard, from the state: modules may hold a gathered one just now."""
     steps = dynamo_building.member_source(source, *fsdp.steps(path))
     return lambda tx: dynamo_building.build(tx, fsdp.sharded(state, path), steps)
@@ -455,10 +463,14 @@ def _ranks(group: Any) -> Ranks | None:
     return None if group is None or group.size() == 1 else Ranks(group.group_name, group.size())
 
 
-def _refuse_method(name: str) -> Callable[..., Any]:
+def _refuse_method(name: str) -> Callable[..., object]:
     """Break the graph where the program gathers or frees parameters itself."""
 
-    def refuse(tx: Any, args: list[Any], kwargs: Any) -> Any:
+    def refuse(
+        tx: InstructionTranslatorBase,
+        args: list[VariableTracker],
+        kwargs: dict[str, VariableTracker],
+    ) -> object:
         dynamo_building.graph_break(
             "Parameters of an FSDP2 module gathered or freed in a compiled function",
             f"FSDPModule.{name}",
@@ -470,13 +482,13 @@ def _refuse_method(name: str) -> Callable[..., Any]:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _ran_eagerly(state: Any) -> None:
+def _ran_eagerly(state: object) -> None:
     unsharded_parameters.ran_eagerly(state)
     if state in _known:
         _known[state].reshard()
 
 
-def fsdp_answers() -> dict[Any, Callable[..., Any]]:
+def fsdp_answers() -> dict[object, Callable[..., object]]:
     """What is traced in place of FSDP2's hooks and methods, by function."""
     return {
         fsdp.PRE_FORWARD: _pre_forward,

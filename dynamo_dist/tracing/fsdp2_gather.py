@@ -97,7 +97,7 @@ class Gather:
             whole, was.mesh, was.placements, run_check=False, shape=was.shape, stride=was.stride
         )
 
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> tuple[object, ...]:
         """Return the operator's arguments that follow the tensors."""
         shard, replicate = self.shard, self.replicate
         return (
@@ -240,7 +240,7 @@ def _about_root(divide: float) -> int:
     return before
 
 
-def cast_floating(dtype: torch.dtype, values: Any) -> Any:
+def cast_floating(dtype: torch.dtype, values: object) -> Any:
     """A tree of values with its floating-point tensors in another dtype."""
     return tree_map_only(
         torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, values

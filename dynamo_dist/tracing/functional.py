@@ -7,13 +7,16 @@ itself.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from dynamo_dist.torch_compat import dtensor_specs, dynamo_building, dynamo_dtensors, dynamo_modules
 from dynamo_dist.torch_compat.patching import Patch
+
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import InstructionTranslatorBase, VariableTracker
 
 _METHODS = ("trigger_wait", "wait")  # of AsyncCollectiveTensor
 
@@ -35,15 +38,17 @@ def _has_been_waited_for(tracker: Any) -> bool:
     return True
 
 
-def _itself(tx: Any, tracker: Any, args: Any) -> Any:
+def _itself(
+    tx: InstructionTranslatorBase, tracker: VariableTracker, args: VariableTracker
+) -> object:
     return tracker if _has_been_waited_for(tracker) else None
 
 
-def _has_attribute(tracker: Any, cls: type, name: str) -> bool | None:
+def _has_attribute(tracker: VariableTracker, cls: type, name: str) -> bool | None:
     return True if name in _METHODS and _has_been_waited_for(tracker) else None
 
 
-def _attribute(tx: Any, tracker: Any, name: str) -> Any:
+def _attribute(tx: InstructionTranslatorBase, tracker: VariableTracker, name: str) -> object:
     if name == "completed" and _has_been_waited_for(tracker):
         return dynamo_building.build(tx, True)
     return None

@@ -10,7 +10,7 @@ traced in line, as eager mode runs it; a region of plain tensors stays upstream'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,8 +20,13 @@ from torch.utils import _pytree as pytree
 from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_dtensors, dynamo_trackers
 from dynamo_dist.torch_compat.patching import Patch
 
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import InstructionTranslatorBase, VariableTracker
 
-def in_line(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+
+def in_line(
+    tx: InstructionTranslatorBase, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> object:
     """The result of the region's function, traced here; None leaves it to upstream."""
     function, *given = args
     inputs = [*given, *kwargs.values()]
@@ -49,8 +54,11 @@ def regions_patches() -> list[Patch]:
 
 
 def both(
-    condition: Any, one: Callable[..., Any], other: Callable[..., Any], operands: Sequence[Any]
-) -> Any:
+    condition: object,
+    one: Callable[..., object],
+    other: Callable[..., object],
+    operands: Sequence[object],
+) -> object:
     """Traced: what ``torch.cond`` gives."""
     if isinstance(condition, DTensor):
         condition = condition.full_tensor()
@@ -74,7 +82,7 @@ def taken(condition: Any, one: Any, other: Any) -> Any:
     )
 
 
-def _cond(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _cond(tx: object, args: list[object], kwargs: dict[str, VariableTracker]) -> object:
     if len(args) != 4 or kwargs:
         return None
     condition, operands = args[0], args[3]
@@ -93,7 +101,9 @@ def _cond(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return dynamo_building.call_traced(tx, both, args, {})
 
 
-def _while(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _while(
+    tx: InstructionTranslatorBase, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> object:
     if any(dynamo_dtensors.holds_tensor_of(each, DTensor) for each in [*args, *kwargs.values()]):
         dynamo_building.graph_break(
             "while_loop over DTensors",

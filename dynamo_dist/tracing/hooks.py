@@ -11,10 +11,10 @@ from dynamo_dist.torch_compat import dynamo_building, dynamo_compiler, dynamo_tr
 from dynamo_dist.torch_compat.patching import Patch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-hooked: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+hooked: dict[int, tuple[Callable[..., object], Callable[..., object]]] = {}
 
 
-def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
+def trace_instead(function: Callable[..., object]) -> Callable[[_Function], _Function]:
     """Have the decorated function traced wherever a compiled program calls ``function``.
 
     It takes the same arguments, and gives the same values out of operations that a graph can hold:
@@ -45,7 +45,7 @@ def patches() -> list[Patch]:
     return [patch for pair in hooked.values() for patch in _change(*pair)]
 
 
-def _change(function: Any, replacement: Any) -> list[Patch]:
+def _change(function: Callable[..., object], replacement: Any) -> list[Patch]:
     return dynamo_trackers.on_function(
         function,
         lambda tx, args, kwargs: dynamo_building.call_traced(tx, replacement, args, kwargs),

@@ -96,7 +96,7 @@ def has_traced_hooks(module: nn.Module) -> bool:
     )
 
 
-def whole_call(module: nn.Module) -> Callable[..., Any]:
+def whole_call(module: nn.Module) -> Callable[..., object]:
     """The module's call, hooks and all, as a function with a code object, and so a compile cache,
     of its own.
 

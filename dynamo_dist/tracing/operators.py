@@ -22,7 +22,7 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 collectives.register_namespace(NAMESPACE)
 
 
-def reduce_op_name(op: Any) -> str | None:
+def reduce_op_name(op: object) -> str | None:
     """``ReduceOp.SUM`` as "sum"; a premultiplied sum carries its factor, "premul_sum 2.0".
 
     None for what no string can say: a factor that is a tensor, or an op unknown to us.
@@ -51,14 +51,14 @@ def _reduce_op(reduce_op: str) -> Any:
     return getattr(dist.ReduceOp, name.upper())
 
 
-def _options(kind: str, **values: Any) -> Any:
+def _options(kind: str, **values: object) -> Any:
     options = c10d.collective_options(kind)
     for name, value in values.items():
         setattr(options, name, value)
     return options
 
 
-def _launched(work: Any, results: Sequence[torch.Tensor]) -> None:
+def _launched(work: object, results: Sequence[torch.Tensor]) -> None:
     if work is not None:
         for result in results:
             c10d.register_work(result, work)
@@ -200,7 +200,7 @@ def wait_tensor(token: torch.Tensor, serial: int) -> torch.Tensor:
 
 
 # Schema -> what runs, and what a compiler is told of the results.
-_OPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
+_OPS: tuple[tuple[str, Callable[..., object], Callable[..., object]], ...] = (
     (
         "all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor",
         all_reduce,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.tensor import Placement
@@ -13,8 +13,11 @@ from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import attributes
 from dynamo_dist.tracing.device_mesh import DeviceMeshVariable
 
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import InstructionTranslatorBase, VariableTracker
 
-def _made(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+
+def _made(tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]) -> object:
     """The op that these constants make; None leaves others to upstream."""
     if len(args) != 1 or kwargs:
         return None
@@ -36,7 +39,7 @@ CONSTANT_DUNDERS = frozenset({"__eq__", "__ne__", "__hash__", "__repr__", "__str
 class PlacementVariable(dynamo_trackers.PlacementTracker):
     """A placement, torch's own or a subclass of the user's."""
 
-    def attribute(self, tx: Any, name: str) -> Any:
+    def attribute(self, tx: InstructionTranslatorBase, name: str) -> Any:
         if is_torchs_own(self.real) and not hasattr(self.real, name):
             dynamo_building.missing_attribute(tx, self.real, name)
         if (value := self._constant_property(name)) is not None:
@@ -47,7 +50,7 @@ class PlacementVariable(dynamo_trackers.PlacementTracker):
             lambda *args, **kwargs: self.call_method(tx, name, list(args), kwargs)
         )
 
-    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def method(self, tx: object, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not self._is_constant_method(name):
             return None
         if (values := dynamo_building.constants(args, kwargs)) is None:
@@ -75,10 +78,10 @@ class PlacementVariable(dynamo_trackers.PlacementTracker):
         value = getattr(self.real, name)
         return value if type(value) in (int, str) else None
 
-    def has_attribute(self, tx: Any, name: str) -> bool | None:
+    def has_attribute(self, tx: InstructionTranslatorBase, name: str) -> bool | None:
         return attributes.has_attribute(self.real, name)
 
-    def text(self, tx: Any, name: str) -> Any:
+    def text(self, tx: InstructionTranslatorBase, name: str) -> object:
         # What torch's own print is what they compare; a subclass's text is the user's code.
         return (
             dynamo_building.build(tx, getattr(self.real, name)())
@@ -96,7 +99,9 @@ def _is_torchs(cls: type) -> bool:
     return cls.__module__.startswith(("torch.distributed.tensor", "torch._C._distributed"))
 
 
-def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def copied(
+    tx: InstructionTranslatorBase, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> object:
     """``copy.copy`` and ``copy.deepcopy``: an equal placement; a mesh itself, which cannot change
     either.
 
@@ -108,7 +113,7 @@ def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return value if isinstance(value, DeviceMeshVariable) else None
 
 
-def load(tracker: Any) -> tuple[Any, bool]:
+def load(tracker: Any) -> tuple[object, bool]:
     """Tell how the compiled function gets a placement that was made while tracing: itself, or how
     to make it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +17,7 @@ from dynamo_dist.tracing import creation, device_mesh, placement, process_group
 TRACKED = (dist.ProcessGroup, DeviceMesh, Placement)
 
 
-def has_class_attribute(cls: Any, name: str) -> bool | None:
+def has_class_attribute(cls: object, name: str) -> bool | None:
     """``hasattr(cls, name)`` of a tracked class; None for others, whose attributes may change."""
     if isinstance(cls, type) and issubclass(cls, TRACKED):
         return hasattr(cls, name)

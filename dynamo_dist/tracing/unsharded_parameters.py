@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -19,6 +19,9 @@ from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_modul
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import wrapper_agreement
 from dynamo_dist.tracing.fsdp2_gather import Gather
+
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import InstructionTranslatorBase
 
 Place = tuple[int, str]  # id of the module that a parameter is registered in, and its name there
 
@@ -34,10 +37,10 @@ class Read:
 
     key: object
     gather: Gather | None = None
-    build: Callable[[Any], Any] | None = None
+    build: Callable[[object], object] | None = None
     kept: bool = False
-    whole: Any = None
-    leaf: Callable[[Any], Any] | None = None
+    whole: object = None
+    leaf: Callable[[object], object] | None = None
 
 
 @dataclass
@@ -57,9 +60,9 @@ class Reads:
     gathered: dict[tuple[object, Any], Any] = field(default_factory=dict)
     tables: dict[tuple[int, Any], Any] = field(default_factory=dict)
     read: set[object] = field(default_factory=set)
-    inside: list[Any] = field(default_factory=list)
-    entered: list[Any] = field(default_factory=list)
-    outermost: list[Any] = field(default_factory=list)
+    inside: list[object] = field(default_factory=list)
+    entered: list[object] = field(default_factory=list)
+    outermost: list[object] = field(default_factory=list)
     quiet: set[int] = field(default_factory=set)
     run: dict[int, set[int]] = field(default_factory=dict)
 
@@ -70,7 +73,12 @@ def reads(tx: Any) -> Reads:
     return found
 
 
-def enter(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]], ranks: Sequence[int]) -> None:
+def enter(
+    tx: InstructionTranslatorBase,
+    wrapper: object,
+    table: Iterable[tuple[Place, Read]],
+    ranks: Sequence[int],
+) -> None:
     """Read these parameters whole from here on; ``ranks`` launch with this one for it."""
     known = reads(tx)
     if wrapper in known.inside:
@@ -108,7 +116,9 @@ class HookVersions:
         return self._seen.setdefault(found, len(self._seen))
 
 
-def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:
+def leave(
+    tx: InstructionTranslatorBase, wrapper: object, table: Iterable[tuple[Place, Read]]
+) -> None:
     """Read them sharded again, those that are not kept."""
     known = reads(tx)
     known.inside.remove(wrapper)
@@ -119,7 +129,7 @@ def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:
             known.whole.pop(place, None)
 
 
-def is_any_whole(tx: Any) -> bool:
+def is_any_whole(tx: InstructionTranslatorBase) -> bool:
     """Return whether a parameter has been read whole in the graph that is traced."""
     known = vars(tx.output).get("_dynamo_dist_reads")
     return known is not None and bool(known.read)
@@ -146,7 +156,7 @@ def answer(tx: Any, tracker: Any, name: str) -> Any:
     return None if read is None else _gathered(tx, read)
 
 
-def _table(tx: Any, known: Reads, tracker: Any) -> Any:
+def _table(tx: Any, known: Reads, tracker: Any) -> object:
     """``module._parameters``, if some of them are whole: a dictionary that holds them as such."""
     module = tracker.value
     key = id(module), dynamo_calls.current_tracer(tx)
@@ -164,7 +174,7 @@ def _table(tx: Any, known: Reads, tracker: Any) -> Any:
     return known.tables[key]
 
 
-def _gathered(tx: Any, read: Read) -> Any:
+def _gathered(tx: Any, read: Read) -> object:
     """One gather, and so one reduction, a parameter and graph: of tied weights too."""
     known = reads(tx)
     known.read.add(read.key)
@@ -183,24 +193,26 @@ def _gathered(tx: Any, read: Read) -> Any:
 # hooks. Where it launches collectives it does so on all ranks; one that launches none (DDP's, in
 # evaluation and under ``no_sync()``) is this rank's own affair, and says nothing of those that
 # launch.
-_broken: WeakKeyDictionary[Any, set[bool]] = WeakKeyDictionary()  # by whether the forward launches
-_begun: WeakSet[Any] = WeakSet()  # whose forward a trace has entered and not left
+_broken: WeakKeyDictionary[object, set[bool]] = (
+    WeakKeyDictionary()
+)  # by whether the forward launches
+_begun: WeakSet[object] = WeakSet()  # whose forward a trace has entered and not left
 BROKEN = "A graph break lies inside its forward, on this rank or another."
 
 
-def is_broken(wrapper: Any, launches: bool = True) -> bool:
+def is_broken(wrapper: object, launches: bool = True) -> bool:
     """Return whether the forward of a wrapper runs in eager mode, because of a graph break
     inside.
     """
     return launches in _broken.get(wrapper, ())
 
 
-def _mark_broken(wrapper: Any, launches: bool = True) -> None:
+def _mark_broken(wrapper: object, launches: bool = True) -> None:
     _broken.setdefault(wrapper, set()).add(launches)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # with all that it calls
-def ran_eagerly(wrapper: Any, launches: bool = True) -> None:
+def ran_eagerly(wrapper: object, launches: bool = True) -> None:
     """A wrapper's forward begins in eager mode: if a trace was given up inside, so it is on all
     ranks.
     """
@@ -215,10 +227,10 @@ def ran_eagerly(wrapper: Any, launches: bool = True) -> None:
         given_up = True
         _mark_broken(wrapper)
     if given_up and launches:
-        wrapper_agreement.is_whole(wrapper, False)
+        wrapper_agreement.runs_in_graph(wrapper, False)
 
 
-def _ends(tx: Any, breaks: bool) -> bool:
+def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     """Keep nothing whole beyond the graph. Return whether a forward in it has to be left to
     eager mode.
     """
@@ -227,14 +239,14 @@ def _ends(tx: Any, breaks: bool) -> bool:
         return False
     dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
     cannot = known.inside if breaks else []
-    whole = wrapper_agreement.are_whole(known.outermost, cannot)
+    whole = wrapper_agreement.run_in_graph(known.outermost, cannot)
     left = [each for each, is_whole in zip(known.outermost, whole, strict=True) if not is_whole]
     for each in [*left, *cannot]:
         _mark_broken(each, id(each) not in known.quiet)
     return bool(left or cannot)
 
 
-def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> Any:
+def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> object:
     """``register_post_accumulate_grad_hook`` of a parameter that is whole: on the gradient of
     the whole.
     """
@@ -252,7 +264,7 @@ class _Accumulated:
         self.grad = grad
 
 
-def _on_gradient(hook: Callable[[Any], None]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _on_gradient(hook: Callable[[object], None]) -> Callable[[torch.Tensor], torch.Tensor]:
     def run(grad: torch.Tensor) -> torch.Tensor:
         param = _Accumulated(grad.clone())
         hook(param)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,9 @@ from dynamo_dist.torch_compat import (
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import attributes
 from dynamo_dist.tracing.functional import next_serial
+
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat import PyCodegen, Source, VariableTracker
 
 Finish = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 
@@ -48,7 +51,7 @@ class GraphWork(dist.Work):
         self._finish, self._launched, self._outputs = finish, launched or [], outputs or []
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: object = None) -> bool:
         """Wait, without a deadline of its own: ``timeout`` is that of the process group. True."""
         if (finish := self._finish) is not None:
             self._finish = None
@@ -93,7 +96,7 @@ class GraphFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._of, self._callback = of, callback
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def wait(self) -> Any:
+    def wait(self) -> object:
         """Return the value of the collective, or of the callback. A callback runs once, at the
         first ask.
         """
@@ -232,12 +235,12 @@ class WorkVariable(InFlightVariable):
 
     def __init__(
         self,
-        finish: Any,
-        launched: Any,
-        outputs: Any,
+        finish: object,
+        launched: object,
+        outputs: object,
         buffers: list[torch.Tensor],
         line: str,
-        **kw: Any,
+        **kw: object,
     ) -> None:
         super().__init__(**kw)
         self.finish, self.launched, self.outputs = finish, launched, outputs
@@ -247,7 +250,7 @@ class WorkVariable(InFlightVariable):
     def traced_type(self) -> type:
         return GraphWork
 
-    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def method(self, tx: Any, name: str, args: list[object], kwargs: dict[str, object]) -> Any:
         if name == "get_future":
             return FutureVariable(self, None)
         if name not in WORK_METHODS:
@@ -264,7 +267,7 @@ class WorkVariable(InFlightVariable):
             traced(tx).works.remove(self)
             dynamo_building.call_traced(tx, self.finish, [self.launched, self.outputs], {})
 
-    def reconstruct(self, codegen: Any) -> None:
+    def reconstruct(self, codegen: PyCodegen) -> None:
         self.left = True
         finish = dynamo_building.build(codegen.tx, None) if self.done else self.finish
         launched = dynamo_building.build_list(codegen.tx, []) if self.done else self.launched
@@ -278,7 +281,7 @@ class FutureVariable(InFlightVariable):
 
     members = FUTURE_METHODS
 
-    def __init__(self, of: Any, callback: Any, **kwargs: Any) -> None:
+    def __init__(self, of: Any, callback: Any, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.of, self.callback = of, callback
         self.value: Any = None
@@ -286,7 +289,7 @@ class FutureVariable(InFlightVariable):
     def traced_type(self) -> type:
         return GraphFuture
 
-    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def method(self, tx: Any, name: str, args: list[object], kwargs: dict[str, object]) -> Any:
         if name not in FUTURE_METHODS:
             _refuse(name)
         if name == "then":
@@ -307,7 +310,7 @@ class FutureVariable(InFlightVariable):
                 self.value = self.of.outputs if isinstance(self.of, WorkVariable) else before
         return self.value
 
-    def reconstruct(self, codegen: Any) -> None:
+    def reconstruct(self, codegen: PyCodegen) -> None:
         if self.callback is not None:
             dynamo_building.graph_break(
                 "A callback on a collective's future leaves the graph",
@@ -327,7 +330,9 @@ def _refuse(name: str) -> None:
     )
 
 
-def traced_start(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def traced_start(
+    tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> VariableTracker:
     """``lowering.work.start`` while tracing."""
     finish, launched, outputs = args
     launched = dynamo_building.build_list(tx, dynamo_building.items_of(tx, launched))
@@ -343,7 +348,9 @@ def traced_start(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return work
 
 
-def traced_wait_tensor(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def traced_wait_tensor(
+    tx: object, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> object:
     """``wait_tensor`` of a buffer in flight ends its launch; None for anything else."""
     state = traced(tx)
     tensors = [*args, *kwargs.values()]
@@ -366,7 +373,7 @@ class EagerWorkVariable(InFlightVariable):
     def traced_type(self) -> type:
         return dist.Work
 
-    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def method(self, tx: Any, name: str, args: list[object], kwargs: dict[str, object]) -> Any:
         if name not in _GIVES_TRUE | _GIVES_NONE:
             _refuse(name)
         if traced(tx).has_launched:
@@ -381,7 +388,7 @@ class EagerWorkVariable(InFlightVariable):
         return dynamo_building.build(tx, True if name in _GIVES_TRUE else None)
 
 
-def from_outside(tx: Any, value: Any, source: Any) -> Any:
+def from_outside(tx: object, value: object, source: Source) -> VariableTracker:
     """The tracker of a Work that is an argument, an attribute or an item of something."""
     dynamo_guards.guard_source(source, _IS_WORK)
     return EagerWorkVariable(source=source)
@@ -409,7 +416,7 @@ def used_in_flight(tx: Any, work: WorkVariable) -> None:
     )
 
 
-def before_end(tx: Any) -> None:
+def before_end(tx: object) -> None:
     """Wait at the graph's end for every Work that nobody can wait for any more."""
     state = traced(tx)
     alive = dynamo_calls.trackers_in_use(tx) if state.works or state.futures else set()
@@ -427,7 +434,7 @@ def before_end(tx: Any) -> None:
         pending.end(tx)
 
 
-def after_end(tx: Any) -> None:
+def after_end(tx: object) -> None:
     """Make sure that no launch was lost: each was waited for, or its Work left the graph."""
     for work in traced(tx).works:
         if not work.left:

@@ -30,7 +30,6 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes import registry
-from inductor_passes.fused.kernels import availability
 from inductor_passes.graph.node_kinds import tensors
 from inductor_passes.records import CacheRecord
 from inductor_passes.report import recorder
@@ -107,10 +106,9 @@ _OF_USERS = (
 def name_groups_alike(gm: fx.GraphModule) -> None:
     """Call each group of a graph, and of those inside it, by the name that all ranks have for it.
 
-    Not where kernels with a collective inside may be put in: their memory is set up under the
-    group's own name.
+    Not where an extension sets up memory under the group's own name.
     """
-    if c10d.default_group() is None or not availability.why_not_here():
+    if c10d.default_group() is None or any(e.binds_groups() for e in registry.extensions()):
         return
     for graph in graphs_inside(gm):
         for node in graph.nodes:
@@ -123,17 +121,11 @@ def is_rank_free(gm: fx.GraphModule, patches: Mapping[str, Any]) -> bool:
 
     ``patches``: Inductor's options for this compile. Passes of others may ask for anything.
     """
-    if any(
-        pass_ not in registry.DEFAULT_PASSES for pass_ in map(_class, registry.ordered_passes())
-    ):
+    if not all(map(registry.is_built_in, registry.ordered_passes())):
         return False
     if any(_is_of_user(patches.get(key, inductor.get_config(key))) for key in _OF_USERS):
         return False
     return not any(asks_for_position(graph) for graph in graphs_inside(gm))
-
-
-def _class(pass_: Any) -> type:
-    return pass_ if isinstance(pass_, type) else type(pass_)
 
 
 def _is_of_user(given: Any) -> bool:

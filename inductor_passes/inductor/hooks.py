@@ -15,7 +15,7 @@ from inductor_passes import order_pinning, plugins, registry
 from inductor_passes.cost import CostModel, default_topology, load_topology
 from inductor_passes.cost.model import digest_of
 from inductor_passes.errors import GroupError
-from inductor_passes.fused.kernels import availability, register_operators
+from inductor_passes.extension import Extension
 from inductor_passes.graph.collectives import (
     argument,
     group_name,
@@ -30,6 +30,7 @@ from inductor_passes.graph_pass import GraphPass
 from inductor_passes.inductor import cache_keys
 from inductor_passes.inductor.joint_graph import cut_joint, keep_before_writes
 from inductor_passes.inductor.local_graphs import has_uneven_inputs, is_rank_dependent
+from inductor_passes.joint_decision import Joint, half_of
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.ranks import collective_trace
@@ -39,7 +40,6 @@ from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import GraphRecord
 from inductor_passes.report import recorder, report
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
-from inductor_passes.split.decision import Joint, half_of
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Attachment:
     observes: bool = False
 
     def joint(self, graph: fx.Graph, is_inference: bool) -> None:
-        """Split a training step's collectives into chunks, as ranks agree, in its joint graph.
+        """Run the pass for joint graphs on a training step, as ranks agree.
 
         It runs before AOTAutograd makes a forward and a backward graph.
         """
@@ -115,7 +115,8 @@ class Attachment:
             inductor.call_pass(self.chain_joint, graph, is_inference)
         if not self.observes:
             keep_before_writes(graph)
-        if self.options.split == "off":
+        passes = registry.ordered_passes()
+        if not any(each.runs_on_joint and each.enabled(self.options) for each in passes):
             return
         communicates = any(is_launch(node) for node in graph.nodes)
         if not communicates or not aot.is_joint(graph) or self.ranks_differ():
@@ -213,7 +214,7 @@ class Attachment:
             # Ragged shards make graphs that differ in ways no rule here foresees, and nobody is
             # asked.
             return _told(run(graph, None, self.is_ragged()), joint)
-        stream = number_launches(
+        trace = number_launches(
             graph,
             orders.ranks_of,
             frame_of_graph(),
@@ -221,15 +222,15 @@ class Attachment:
             graph_id=graph_id,
             options=f"{self.options.digest()} {narrowed_types(graph)}".strip(),
         )
-        if not stream.launches:
+        if not trace.launches:
             return _told(run(graph, None, False), joint)
-        if joint is not None and joint.stream is not None:
-            stream = dataclasses.replace(stream, joint=joint.key)
-            collective_trace.count(joint.stream, joint.plan)
-        offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, self.session.offer(stream, offer) if self.session else offer)
+        if joint is not None and joint.trace is not None:
+            trace = dataclasses.replace(trace, joint=joint.key)
+            collective_trace.count(joint.trace, joint.plan)
+        offer = GraphOffer(graph, trace, run)
+        decision = job.decide(trace, self.session.offer(trace, offer) if self.session else offer)
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
-        collective_trace.count(stream, decision.plan)
+        collective_trace.count(trace, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)
 
     def compile_id(self) -> str:
@@ -267,9 +268,10 @@ class Attachment:
             "reorder_for_locality": f"{self.locality} {self.locality_in_training}",
             "whether ranks differ": str(self.ranks_differ()),
             "place in the program": self.place,
-            # Where fused kernels cannot run, the same graph compiles otherwise.
-            "fused kernels": f"{availability.why_not_here()} {availability.ranks_per_host()}",
         }
+        for extension in registry.extensions():
+            if digest := _extension_digest(extension):
+                parts[extension.name] = digest
         parts |= {f"option {name}": value for name, value in self.options.parts().items()}
         if (job := orders.current()) is not None:
             salt = "" if self.session is None else self.session.cache_salt
@@ -305,12 +307,21 @@ def _told(record: GraphRecord | None, joint: Joint | None) -> GraphRecord | None
 
 
 def third_party_digest(pass_: registry.Registered) -> str:
-    """Name, sources and configuration of a registered pass; the defaults are in this package."""
-    cls = pass_ if isinstance(pass_, type) else type(pass_)
-    if cls in registry.DEFAULT_PASSES:
+    """Name, sources and configuration of a registered pass; this package's sources are in each key
+    already.
+    """
+    if registry.is_built_in(pass_):
         return pass_.name
+    cls = pass_ if isinstance(pass_, type) else type(pass_)
     config = pass_.digest() if isinstance(pass_, GraphPass) else ""
     return f"{pass_.name} {config} {plugins.digest_of_sources(cls.__module__)}"
+
+
+def _extension_digest(extension: Extension) -> str:
+    """What an extension adds to a key; of somebody else's its sources too."""
+    if registry.is_built_in(extension):
+        return extension.cache_key()
+    return f"{extension.cache_key()} {plugins.digest_of_sources(type(extension).__module__)}"
 
 
 @functools.cache
@@ -343,7 +354,7 @@ def attach_to_joint(attachment: Attachment) -> Any:
 
 def attach(attachment: Attachment) -> tuple[Any, Any]:
     """The objects for ``post_grad_custom_pre_pass`` and ``post_grad_custom_post_pass``."""
-    if not availability.why_not_here():
-        register_operators()
+    for extension in registry.extensions():
+        extension.before_compile()
     side = _pass_class()
     return side("before", attachment), side("after", attachment)

@@ -5,7 +5,6 @@ of ours.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from inductor_passes.errors import OptionError
 from inductor_passes.inductor.local_graphs import is_plain
 from inductor_passes.inductor.options import taken_off
 from inductor_passes.inductor.session import CompileSession
-from inductor_passes.pass_options import OWN_KEYS, PassOptions, split
+from inductor_passes.pass_options import PassOptions, own_keys, split
 from inductor_passes.report import report
 from inductor_passes.torch_compat import backend
 from inductor_passes.torch_compat.backend import Request
@@ -73,10 +72,11 @@ def checked(options: Mapping[str, Any], asked: str) -> dict[str, Any]:
     """Options for all compiles. Raises OptionError, naming ``asked``, for one that is not ours,
     TopologyError.
     """
-    if others := [key for key in options if key not in OWN_KEYS]:
+    ours = own_keys()
+    if others := [key for key in options if key not in ours]:
         raise OptionError(
             f"{asked} got the option {others[0]!r}.",
-            f"It takes the passes' own options: {', '.join(OWN_KEYS)}.",
+            f"It takes the passes' own options: {', '.join(ours)}.",
             "Set Inductor's in torch._inductor.config, or in the options of one torch.compile.",
         )
     split(options)
@@ -124,8 +124,9 @@ class _Taker:
         if not _parts:
             return {}, dict(options)
         split(options)
-        own = {key: value for key, value in options.items() if key in OWN_KEYS}
-        return own, {key: value for key, value in options.items() if key not in OWN_KEYS}
+        ours = own_keys()
+        own = {key: value for key, value in options.items() if key in ours}
+        return own, {key: value for key, value in options.items() if key not in ours}
 
     def compile(self, request: Request) -> Any:
         if not _parts:
@@ -152,5 +153,5 @@ def _options_of(request: Request) -> tuple[PassOptions, dict[str, Any]]:
     attached, inductor = taken_off(request.inductor)
     own = split({**given, **request.own})[0]
     if attached is not None:
-        own = dataclasses.replace(attached, **{key: getattr(own, key) for key in request.own})
+        own = attached.updated(own, request.own)
     return own, inductor

@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.cost import CostModel
+from inductor_passes.joint_decision import Joint, note
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.ranks import decision as orders
@@ -25,7 +26,6 @@ from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import PassRecord
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.schedule.schedule_pass import CAP_BYTES
-from inductor_passes.split.decision import Joint, note
 from inductor_passes.torch_compat import aot
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def cut_joint(
         return None if pass_ is None else run_pass(pass_, trial)
 
     job = orders.current()
-    stream = number_launches(
+    trace = number_launches(
         graph,
         orders.ranks_of,
         frame_of_graph(),
@@ -68,16 +68,16 @@ def cut_joint(
         graph_id=graph_id,
         options=f"{told} {narrowed_types(graph)}".strip(),
     )
-    if job is None or not stream.launches:
+    if job is None or not trace.launches:
         record = run(graph, None, False)
         assert record is not None
         joint = Joint("cut" if record.changed else PROGRAM, None, record)
     else:
-        offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, session.offer(stream, offer) if session else offer)
+        offer = GraphOffer(graph, trace, run)
+        decision = job.decide(trace, session.offer(trace, offer) if session else offer)
         log.info("Graph %s: parts %s", graph_id, decision.how)
         made = None if decision.plan == PROGRAM else offer.carry_out(decision.plan)
-        joint = Joint(decision.plan, stream, made)
+        joint = Joint(decision.plan, trace, made)
     graph.output_node().meta.pop(CAP_BYTES, None)  # is of both halves together
     note(graph, joint)
     return joint

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from inductor_passes import registry
 from inductor_passes.errors import RanksDifferError
-from inductor_passes.fused.kernels import availability
 from inductor_passes.garbage_collector import rare_cycle_collection
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
@@ -39,7 +39,7 @@ from inductor_passes.inductor.shared_compile import SharedLowering, share_loweri
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.ranks import collective_trace, decision
-from inductor_passes.ranks.collective_trace import Stream, place_of
+from inductor_passes.ranks.collective_trace import CollectiveTrace, place_of
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.records import GraphRecord
@@ -121,7 +121,7 @@ class CompileSession:
             session=self,
         )
         self.cache_salt = ""  # of code that is made anew, under another order than cached code has
-        self.trace: SharedTrace | None = None  # the program, if other ranks may have it too
+        self.shared_trace: SharedTrace | None = None  # the program, if other ranks may have it too
         self.lowering: SharedLowering | None = None  # the graph that is lowered, likewise
         self.made_by = "AOTAutograd's cache"  # or whoever made code that no pass ran for
         self.pending: recorder.Pending | None = None  # records of the graph that is lowered
@@ -145,7 +145,8 @@ class CompileSession:
         if self.job is not None and self.agrees:
             dynamo.guard_frame(self.job.still_holds())
         self.publish()
-        return compiled if availability.why_not_here() else _watched(compiled)
+        checks = [check for each in registry.extensions() if (check := each.before_call())]
+        return _checked(compiled, checks) if checks else compiled
 
     def _equal_launches(self) -> contextlib.AbstractContextManager[None]:
         return equal_launches_stay() if self.agrees else contextlib.nullcontext()
@@ -170,47 +171,38 @@ class CompileSession:
                 "The backward graph will not compile where it is needed: %s",
                 self._backward_errors[0],
             )
+            # The forward graph comes again too, as a rule from Inductor's cache: AOTAutograd raises
+            # what a backward compile raises that was forced, and keeps nothing of the compile.
             return self._traced(gm, inputs)
 
     def _traced(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
-        """AOTAutograd's part, by this rank or by one that has the same program."""
+        """AOTAutograd's part, in the order of launches that ranks agree on."""
+        return self.agreed(functools.partial(self._trace_or_load, gm, inputs))
 
-        def trace() -> Code:
-            return inductor_compat.compile_fx(gm, inputs, self.lower, self.patches, self.region)
+    def _trace_or_load(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
+        """Trace and compile, or load what a rank has made that has the same program."""
+        made, rank = share_trace(
+            self,
+            UntracedProgram(gm, inputs),
+            self._is_rank_free,
+            lambda: inductor_compat.compile_fx(gm, inputs, self.lower, self.patches, self.region),
+        )
+        if rank is not None:
+            self.made_by = f"the compile of rank {rank}"
+        return made
 
-        def shared() -> Code:
-            made, rank = share_trace(
-                self,
-                UntracedProgram(gm, inputs),
-                lambda joint: is_rank_free(joint, self.patches),
-                trace,
-            )
-            if rank is not None:
-                self.made_by = f"the compile of rank {rank}"
-            return made
-
-        return self.agreed(shared)
+    def _is_rank_free(self, gm: fx.GraphModule) -> bool:
+        return is_rank_free(gm, self.patches)
 
     def lower(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
         """Make code of a graph of AOTAutograd's: inference, forward or backward, the last
         perhaps long after ``run``.
         """
-        rank_free = is_rank_free(gm, self.patches)
-        if self.trace is not None:
-            self.trace.traced(gm, lambda gm: is_rank_free(gm, self.patches))
+        rank_free = self._is_rank_free(gm)
+        if self.shared_trace is not None:
+            self.shared_trace.traced(gm, self._is_rank_free)
         name_groups_alike(gm)
         self.made_by = "Inductor's cache"
-
-        def lowered() -> Any:
-            with share_lowering(self, inputs) as self.lowering:
-                made = self._lower_by(gm, inputs, **how)
-            shared, self.lowering = self.lowering, None
-            if shared is not None and shared.made_by is not None:
-                self.made_by = f"the compile of rank {shared.made_by}"
-            if self.trace is not None:
-                self.trace.compiled("" if shared is None else shared.key, rank_free)
-            return made
-
         before, self.pending = self.pending, {}
         code: Any = None
         try:
@@ -220,7 +212,7 @@ class CompileSession:
                 caches.keyed_by_rank(not rank_free),
                 _ranks_that_differ_say_so(),
             ):
-                code = self.agreed(lowered)
+                code = self.agreed(lambda: self._lower_or_load(gm, inputs, how, rank_free))
         except Exception as error:
             if how.get("is_backward"):
                 self._backward_errors.append(str(error))
@@ -231,6 +223,23 @@ class CompileSession:
             recorder.complete(fresh, lambda record: order_kept(record.order, source))
         self.publish(bool(fresh))
         return code
+
+    def _lower_or_load(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        how: Mapping[str, Any],
+        rank_free: bool,
+    ) -> Any:
+        """Run Inductor, or load what a rank has made that has the same graph."""
+        with share_lowering(self, inputs) as self.lowering:
+            made = self._lower_by(gm, inputs, **how)
+        shared, self.lowering = self.lowering, None
+        if shared is not None and shared.made_by is not None:
+            self.made_by = f"the compile of rank {shared.made_by}"
+        if self.shared_trace is not None:
+            self.shared_trace.compiled("" if shared is None else shared.key, rank_free)
+        return made
 
     def agreed(self, make: Callable[[], T]) -> T:
         """Return what ``make`` compiles or loads, in the order of launches that all ranks agree on.
@@ -245,8 +254,8 @@ class CompileSession:
         others = []
         for found in before.since():
             # Who waits for the code of the program that this is of hears of code from a cache too.
-            offer = self.offer(found.stream, CachedOffer(found.plan))
-            if (plan := self.job.decide(found.stream, offer).plan) != found.plan:
+            offer = self.offer(found.trace, CachedOffer(found.plan))
+            if (plan := self.job.decide(found.trace, offer).plan) != found.plan:
                 others.append(plan)
         if not others:
             return made
@@ -257,13 +266,13 @@ class CompileSession:
         finally:
             self.cache_salt = before_salt
 
-    def offer(self, stream: Stream, offer: Offer) -> Offer:
+    def offer(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """``offer`` of the graph in work, which ranks that wait for it, or for the program that
         it is of, give too.
         """
-        for shared in (self.trace, self.lowering):
+        for shared in (self.shared_trace, self.lowering):
             if shared is not None:
-                offer = shared.offers(stream, offer)
+                offer = shared.offers(trace, offer)
         return offer
 
     def publish(self, is_new: bool = False) -> None:
@@ -302,15 +311,13 @@ def _ranks_that_differ_say_so() -> Iterator[None]:
         raise
 
 
-def _watched(compiled: Code) -> Code:
-    """Raise before a call what a fused kernel of an earlier one has reported: replaying a CUDA
-    graph runs no operator.
-    """
-    from inductor_passes.fused.kernels.workspace import raise_if_failed
+def _checked(compiled: Code, checks: Sequence[Callable[[], object]]) -> Code:
+    """Run what extensions check before each call of compiled code."""
 
     @functools.wraps(compiled)
     def call(*args: Any, **kwargs: Any) -> Any:
-        raise_if_failed(wait=False)
+        for check in checks:
+            check()
         return compiled(*args, **kwargs)
 
     return call

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from inductor_passes.inductor.session import CompileSession
 
+# A ContextVar: AOTAutograd wraps code at compile time and at a cache hit, and hands no compile on.
 _current: contextvars.ContextVar[CompileSession | None] = contextvars.ContextVar(
     "session", default=None
 )

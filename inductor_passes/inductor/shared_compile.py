@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from inductor_passes import files
-from inductor_passes.errors import RanksDifferError
 from inductor_passes.ranks import decision
-from inductor_passes.ranks.collective_trace import Group, Stream
-from inductor_passes.ranks.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
+from inductor_passes.ranks.collective_trace import CollectiveTrace, Group
+from inductor_passes.ranks.compile_once import Claim, End, Turn, Waiting, claim
+from inductor_passes.ranks.coordination import Coordination, CoordinationError, deadline_s
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat.nodes import size_hint
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from inductor_passes.inductor.session import CompileSession
 
 log = logging.getLogger(__name__)
-Offers = Callable[[Stream, Offer], Offer]
+Offers = Callable[[CollectiveTrace, Offer], Offer]
 
 
-def _own(_: Stream, offer: Offer) -> Offer:
+def _own(_: CollectiveTrace, offer: Offer) -> Offer:
     return offer
 
 
@@ -50,9 +50,9 @@ class SharedLowering:
     """
 
     def __init__(
-        self, store: c10d.Store, rank: int, sizes: str = "", offers: Offers | None = None
+        self, job: Coordination, rank: int, sizes: str = "", offers: Offers | None = None
     ) -> None:
-        self._store, self._rank, self._sizes, self._offers = store, rank, sizes, offers or _own
+        self._job, self._rank, self._sizes, self._offers = job, rank, sizes, offers or _own
         self.key = ""  # of a graph that was missed
         self._claim: Claim | None = None
         self._mark = ""
@@ -67,13 +67,11 @@ class SharedLowering:
         self.key = key
         try:
             self._mark = leave_mark()
-            found = claim(self._store, f"{key}{self._sizes}", self._rank, self._mark or "-")
+            found = claim(self._job, f"{key}{self._sizes}", self._rank, self._mark or "-")
             if isinstance(found, Turn):
                 return self._wait(found)
             self._claim = found
-        except RanksDifferError:  # what the vote came to
-            raise
-        except FAILURES as error:
+        except CoordinationError as error:
             log.warning("The job's store failed: this rank compiles a graph by itself (%s).", error)
         return False
 
@@ -82,12 +80,12 @@ class SharedLowering:
             return False
         log.info("Rank %d compiles this graph: waiting for it.", turn.rank)
         waiting = Waiting(
-            self._store,
+            self._job,
             turn,
             self._rank,
             self._mark or "-",
             functools.partial(vote, self._offers),
-            still_s=decision.seconds() or None,
+            still_s=deadline_s() or None,
         )
         is_apart = not is_here(turn.folder)
         if is_apart:
@@ -114,11 +112,11 @@ class SharedLowering:
             return False
         return caches.put_entry(self.key, entry)
 
-    def offers(self, stream: Stream, offer: Offer) -> Offer:
+    def offers(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """Return ``offer``, also for ranks that wait; some are in other groups of these names."""
         if self._claim is None:
             return offer
-        return self._claim.offers(alike(stream), offer)
+        return self._claim.offers(alike(trace), offer)
 
     def end(self) -> None:
         """Say what came of this rank's turn, if it had one."""
@@ -142,8 +140,8 @@ def share_lowering(
     if store is None or (c10d.world_size() or 1) < 2:
         yield None
         return
-    offers = _own if session.trace is None else session.trace.offers
-    lowering = SharedLowering(store, c10d.global_rank(), _hints(inputs), offers)
+    offers = _own if session.shared_trace is None else session.shared_trace.offers
+    lowering = SharedLowering(Coordination(store), c10d.global_rank(), _hints(inputs), offers)
     try:
         with caches.lowered_entries(lowering.missed):
             yield lowering
@@ -162,23 +160,23 @@ def _hints(inputs: Sequence[object]) -> str:
     return "".join(f" {size} {size_hint(size)}" for size in sizes)
 
 
-def alike(stream: Stream) -> Stream:
-    """Return a stream whose groups have the names that all ranks have for them."""
-    groups = (replace(each, name=c10d.name_in_graphs(each.name)) for each in stream.groups)
-    return replace(stream, groups=tuple(groups))
+def alike(trace: CollectiveTrace) -> CollectiveTrace:
+    """Return a trace whose groups have the names that all ranks have for them."""
+    groups = (replace(each, name=c10d.name_in_graphs(each.name)) for each in trace.groups)
+    return replace(trace, groups=tuple(groups))
 
 
-def vote(offers: Offers, stream: Stream, offer: Offer) -> None:
+def vote(offers: Offers, trace: CollectiveTrace, offer: Offer) -> None:
     """Vote on the launches of an equal graph of another rank; so do ranks that wait for the
     program that this rank compiles.
     """
     job = decision.current()
     if job is not None:
-        names = (c10d.own_name(group.name) for group in stream.groups)
+        names = (c10d.own_name(group.name) for group in trace.groups)
         own = ((name, c10d.real_group_ranks(name)) for name in names)
         groups = tuple(Group(name, ranks or ()) for name, ranks in own)
-        own_stream = replace(stream, groups=groups)
-        job.decide(own_stream, offers(own_stream, offer))
+        own_trace = replace(trace, groups=groups)
+        job.decide(own_trace, offers(own_trace, offer))
 
 
 def leave_mark() -> str:

@@ -25,14 +25,13 @@ import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from inductor_passes.errors import RanksDifferError
-from inductor_passes.fused.kernels import availability
+from inductor_passes import registry
 from inductor_passes.inductor import local_graphs, shared_compile
 from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram, graphs_inside
 from inductor_passes.inductor.local_graphs import leaves_of_value
-from inductor_passes.ranks import decision
-from inductor_passes.ranks.collective_trace import Stream
-from inductor_passes.ranks.compile_once import FAILURES, MOST_BYTES, Claim, Turn, Waiting, claim
+from inductor_passes.ranks.collective_trace import CollectiveTrace
+from inductor_passes.ranks.compile_once import MOST_BYTES, Claim, Turn, Waiting, claim
+from inductor_passes.ranks.coordination import Coordination, CoordinationError, deadline_s
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor, meshes, rank_reads
 from inductor_passes.torch_compat.nodes import higher_order_name, is_random, namespace, size_hint
@@ -126,9 +125,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Made(BaseException):
-    """Another rank has made code of the graph that is being compiled, and it is in the cache
-    now. No error: nothing but its caller may catch it.
+class CompiledElsewhere(BaseException):
+    """Leave a compile by AOTAutograd: another rank's code of the graph is in the cache now.
+
+    ``share_trace`` then asks for the code again. Control cannot return there otherwise. AOTAutograd
+    calls the partition function between its trace and Inductor, takes nothing but two graphs from
+    it, and has no hook by which a compile ends early with code that exists (seen in 2.13).
+
+    It is a BaseException, because nothing failed: torch counts each Exception that leaves
+    AOTAutograd as a failed compile, and the session tries a compile again that failed.
     """
 
 
@@ -139,13 +144,13 @@ class SharedTrace:
 
     def __init__(
         self,
-        store: c10d.Store,
+        job: Coordination,
         rank: int,
         about: object,
         is_alike: Callable[[fx.GraphModule], bool],
         program: UntracedProgram,
     ) -> None:
-        self._store, self._rank, self._about, self._program = store, rank, about, program
+        self._job, self._rank, self._about, self._program = job, rank, about, program
         self._is_alike = is_alike
         self._entries = caches.TracedEntries()
         self._asked = self._looked = False
@@ -172,9 +177,7 @@ class SharedTrace:
             mine = self._claimed(f"untraced/{digest}", mark, self._program.meshes)
             if mine is not None:
                 self._ahead = _Ahead(mine)
-        except RanksDifferError:  # what the vote came to
-            raise
-        except FAILURES as error:
+        except CoordinationError as error:
             log.warning("The job's store failed: this rank compiles by itself (%s).", error)
         return self.made_by is not None
 
@@ -195,7 +198,7 @@ class SharedTrace:
         ahead.claim.end("", None)
 
     def ask(self, joint: fx.GraphModule, how: Mapping[str, Any]) -> None:
-        """Let one rank go on with a joint graph. Raises Made where another has."""
+        """Let one rank go on with a joint graph. Raises CompiledElsewhere where another has."""
         is_first, self._asked = not self._asked, True
         is_whole = "static_lifetime_input_indices" in how
         self.traced(joint, lambda gm: is_first and is_whole and self._is_alike(gm))
@@ -219,12 +222,10 @@ class SharedTrace:
             mine = self._claimed(f"traced/{traced.digest}", mark, lambda: traced.meshes)
             if mine is not None:
                 self._claims.append(mine)
-        except RanksDifferError:  # what the vote came to
-            raise
-        except FAILURES as error:
+        except CoordinationError as error:
             log.warning("The job's store failed: this rank compiles by itself (%s).", error)
         if self.made_by is not None:
-            raise Made
+            raise CompiledElsewhere
 
     def _claimed(
         self, key: str, mark: str, meshes: Callable[[], Mapping[str, DeviceMesh]]
@@ -232,7 +233,7 @@ class SharedTrace:
         """Return this rank's claim on a key; None if another made the code, which ``made_by``
         says, or had none.
         """
-        found = claim(self._store, key, self._rank, mark or "-")
+        found = claim(self._job, key, self._rank, mark or "-")
         if isinstance(found, Claim):
             return found
         if found.rank == self._rank:  # compiled here before, and gone from the cache
@@ -246,12 +247,12 @@ class SharedTrace:
         """Wait for another rank's code; or return the claim that this rank takes over."""
         log.info("Rank %d compiles this program: waiting for it.", turn.rank)
         waiting = Waiting(
-            self._store,
+            self._job,
             turn,
             self._rank,
             mark or "-",
             functools.partial(shared_compile.vote, self.offers),
-            still_s=decision.seconds() or None,
+            still_s=deadline_s() or None,
         )
         if not shared_compile.is_here(turn.folder):
             waiting.want()
@@ -277,10 +278,10 @@ class SharedTrace:
             self.made_by = waiting.turn.rank
         return None
 
-    def offers(self, stream: Stream, offer: Offer) -> Offer:
+    def offers(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """``offer``, also for ranks that wait."""
         for each in self._claims:
-            offer = each.offers(shared_compile.alike(stream), offer)
+            offer = each.offers(shared_compile.alike(trace), offer)
         return offer
 
     def compiled(self, key: str, is_rank_free: bool) -> None:
@@ -337,22 +338,23 @@ def share_trace(
     """
     wanted = session.options.compile == "shared" and not session.cache_salt
     store = c10d.job_store() if wanted else None
-    if store is None or (c10d.world_size() or 1) < 2 or not availability.why_not_here():
+    if store is None or (c10d.world_size() or 1) < 2:
+        return make(), None
+    if any(each.binds_groups() for each in registry.extensions()):
         return make(), None
     about = session.options.digest()
-    session.trace = shared_compile = SharedTrace(
-        store, c10d.global_rank(), about, is_alike, program
-    )
-    with caches.traced_entries(shared_compile.missed):
+    job = Coordination(store)
+    session.shared_trace = shared = SharedTrace(job, c10d.global_rank(), about, is_alike, program)
+    with caches.traced_entries(shared.missed):
         try:
-            with aot.before_partition(shared_compile.ask):
-                return make(), shared_compile.made_by
-        except Made:
-            log.info("Rank %s has made the code of this program.", shared_compile.made_by)
+            with aot.before_partition(shared.ask):
+                return make(), shared.made_by
+        except CompiledElsewhere:
+            log.info("Rank %s has made the code of this program.", shared.made_by)
         finally:
-            session.trace = None
-            shared_compile.end()
-    return make(), shared_compile.made_by
+            session.shared_trace = None
+            shared.end()
+    return make(), shared.made_by
 
 
 def _packed(entry: bytes, graphs: Mapping[str, bytes]) -> bytes:

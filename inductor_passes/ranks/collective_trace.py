@@ -2,12 +2,12 @@
 it.
 
 Inductor's caches bring compiled code without calling a pass, but count again what was counted while
-it was compiled. So the stream and the plan of a graph are the name of such a count: they cannot be
+it was compiled. So the trace and the plan of a graph are the name of such a count: they cannot be
 lost apart from the code.
 
-Sizes are left out of what identifies a stream, because a rank's batch is its own; so are names of
+Sizes are left out of what identifies a trace, because a rank's batch is its own; so are names of
 groups, numbers of graphs and names of files. A launch is known by what it does, on which of the
-stream's groups, and by the functions and lines of the program that lead to it.
+trace's groups, and by the functions and lines of the program that lead to it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Launch:
     """One launch of the program.
 
     ``what``: operation, reduction and type, such as ``all_reduce sum float32``. ``group``: which of
-    the stream's groups, by number. ``path``: the program's lines that lead to it, outermost first,
+    the trace's groups, by number. ``path``: the program's lines that lead to it, outermost first,
     each ``function:line``; empty where nobody noted them. ``payload_bytes``: of this rank's input;
     None if it is symbolic or need not be equal on all ranks. ``line``: for people. ``files``: of
     ``path``, without folders; no part of what the launch is known by, because ranks may name them
@@ -92,7 +92,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class CollectiveTrace:
     """Hold the collective trace of one graph: its launches, in program order.
 
     Only launches on groups of at least two real ranks count.
@@ -108,7 +108,7 @@ class Stream:
     ``behind_python``: whether one of the callers is a function that this rank runs in eager
         fallback. Launches that are in no graph may then come before these.
     ``is_joint``: whether it is of forward and backward together, before they are two graphs.
-    ``joint``: key of the joint graph's stream, if that graph was split into chunks. The launches
+    ``joint``: key of the joint graph's trace, if that graph was split into chunks. The launches
         are then of the chunks.
     """
 
@@ -158,18 +158,18 @@ class Stream:
         return any(launch.what.startswith("all_gather") for launch in self.launches)
 
     def on(self, number: int) -> list[Launch]:
-        """The launches on one of the stream's groups that its ranks share."""
+        """The launches on one of the trace's groups that its ranks share."""
         return [x for x in self.launches if x.group == number and not x.is_one_sided]
 
     def is_of(self, root: str) -> bool:
-        """Return whether a function was compiled for this stream, or holds one of its launches."""
+        """Return whether a function was compiled for this trace, or holds one of its launches."""
         return self.root == root or any(True for _ in self._calls(root))
 
     def may_be_in_place_of(self, root: str, callers: Collection[str]) -> bool:
-        """Return whether ranks may run this stream for a call of a function that this rank makes
+        """Return whether ranks may run this trace for a call of a function that this rank makes
         now.
 
-        ``callers``: ``function:line`` of what is on the stack. What the stream calls from elsewhere
+        ``callers``: ``function:line`` of what is on the stack. What the trace calls from elsewhere
         is another call.
         """
         return self.root == root or any(
@@ -206,7 +206,7 @@ class Stream:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Stream:
+    def from_json(cls, data: Any) -> CollectiveTrace:
         """Inverse of ``to_json``. Raises ValueError for anything else."""
         try:
             if data["version"] != VERSION:
@@ -236,17 +236,17 @@ class Stream:
                 str(data["joint"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"no stream of launches: {error}") from error
+            raise ValueError(f"no trace of launches: {error}") from error
 
 
-def shares_launch(one: Stream, other: Stream) -> bool:
+def shares_launch(one: CollectiveTrace, other: CollectiveTrace) -> bool:
     """Return whether both hold the same launch of the program, be it seen from further outside
     or inside.
     """
     return any(True for _ in _shared(one, other))
 
 
-def may_meet(one: Stream, other: Stream) -> bool:
+def may_meet(one: CollectiveTrace, other: CollectiveTrace) -> bool:
     """Return whether ranks may run the one while others run the other, for the same launches of the
     program.
 
@@ -261,7 +261,9 @@ def may_meet(one: Stream, other: Stream) -> bool:
     )
 
 
-def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+def _shared(
+    one: CollectiveTrace, other: CollectiveTrace
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Paths of launches that both hold, in the one and in the other."""
     # The halves of a joint graph stand for it. It stands for none, but another may be run in its
     # place.
@@ -276,7 +278,7 @@ def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple
                 yield own, path
 
 
-def _is_called_elsewhere(one: Stream, own: tuple[str, ...], path: tuple[str, ...]) -> bool:
+def _is_called_elsewhere(one: CollectiveTrace, own: tuple[str, ...], path: tuple[str, ...]) -> bool:
     """Return whether ``one`` reaches its launch through another call than the one in ``path``.
 
     ``own`` is the launch's path in ``one``, seen from further inside. Dynamo compiles a library
@@ -291,7 +293,7 @@ def _is_called_elsewhere(one: Stream, own: tuple[str, ...], path: tuple[str, ...
     return all(caller.rpartition(":")[0] != function for caller in one.callers)
 
 
-def is_same(one: Stream, other: Stream) -> bool:
+def is_same(one: CollectiveTrace, other: CollectiveTrace) -> bool:
     """Return whether both are the same launches, seen from further outside or inside."""
     if one.content != other.content or len(one.launches) != len(other.launches):
         return False
@@ -380,9 +382,9 @@ class LaunchPlan:
         """One line; equal plans have equal texts."""
         return json.dumps([[list(p.members), p.what] for p in self.launches])
 
-    def text_for(self, stream: Stream) -> str:
-        """``PROGRAM`` if it is the order of ``stream``, else its text."""
-        own = tuple(Planned((i,), launch.what) for i, launch in enumerate(stream.launches))
+    def text_for(self, trace: CollectiveTrace) -> str:
+        """``PROGRAM`` if it is the order of ``trace``, else its text."""
+        own = tuple(Planned((i,), launch.what) for i, launch in enumerate(trace.launches))
         return PROGRAM if self.launches == own else self.text
 
     @classmethod
@@ -413,7 +415,7 @@ RanksOf = Callable[[str], tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The compiled frame that a graph is of. ``partial``, ``root``: as ``Stream`` has them."""
+    """The compiled frame that a graph is of, as ``CollectiveTrace`` has it."""
 
     partial: bool = False
     root: str = ""
@@ -432,8 +434,8 @@ def number_launches(
     phase: str,
     graph_id: str,
     options: str = "",
-) -> Stream:
-    """The graph's stream; each of its launches is given its number."""
+) -> CollectiveTrace:
+    """The graph's trace; each of its launches is given its number."""
     groups: list[Group] = []
     numbers: dict[str, int] = {}
     launches: list[Launch] = []
@@ -453,7 +455,7 @@ def number_launches(
         launches.append(
             Launch(what(node), numbers[name], path, _agreed_bytes(node), user_line(node), files)
         )
-    return Stream(
+    return CollectiveTrace(
         tuple(groups),
         tuple(launches),
         phase == "backward",
@@ -526,16 +528,16 @@ PREFIX = "inductor_passes.order."
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The stream of a graph of compiled code, and the plan by which the code launches."""
+    """The trace of a graph of compiled code, and the plan by which the code launches."""
 
-    stream: Stream
+    trace: CollectiveTrace
     plan: str
 
 
-def count(stream: Stream, plan: str) -> None:
+def count(trace: CollectiveTrace, plan: str) -> None:
     """Let the code that is being made carry these."""
-    groups = tuple(Group(c10d.common_name(g.name), g.ranks) for g in stream.groups)
-    data = json.dumps([VERSION, replace(stream, groups=groups).to_json(), plan])
+    groups = tuple(Group(c10d.common_name(g.name), g.ranks) for g in trace.groups)
+    data = json.dumps([VERSION, replace(trace, groups=groups).to_json(), plan])
     name = PREFIX + urlsafe_b64encode(zlib.compress(data.encode())).decode()
     caches.counters()[name] += 1
 
@@ -547,7 +549,7 @@ class Counts:
         self._before = _now()
 
     def since(self) -> list[Carried]:
-        """List streams and plans of code made or loaded since, in the order in which ranks agree.
+        """List traces and plans of code made or loaded since, in the order in which ranks agree.
 
         A joint graph comes before its halves, and a forward graph before its backward one. The list
         is sorted because a cache counts in any order. Damaged counts are left out, with a log line.
@@ -556,7 +558,7 @@ class Counts:
         for name, number in _now().items():
             if number > self._before.get(name, 0) and (carried := _read(name)) is not None:
                 found.append(carried)
-        return sorted(found, key=lambda each: (bool(each.stream.joint), each.stream.backward))
+        return sorted(found, key=lambda each: (bool(each.trace.joint), each.trace.backward))
 
 
 def _now() -> dict[str, int]:
@@ -566,20 +568,20 @@ def _now() -> dict[str, int]:
 def _read(name: str) -> Carried | None:
     try:
         packed = urlsafe_b64decode(name.removeprefix(PREFIX))
-        version, stream, plan = json.loads(zlib.decompress(packed))
+        version, trace, plan = json.loads(zlib.decompress(packed))
         if version != VERSION:
             raise ValueError(f"version {version!r}")
-        return Carried(_with_own_groups(Stream.from_json(stream)), str(plan))
+        return Carried(_with_own_groups(CollectiveTrace.from_json(trace)), str(plan))
     except (ValueError, TypeError, zlib.error, RecursionError) as error:
         log.warning("What a compiled graph from the cache launches cannot be read: %s", error)
         return None
 
 
-def _with_own_groups(stream: Stream) -> Stream:
-    """The stream with the groups as they are in this process: another rank may have stored it."""
-    names = (c10d.own_name(group.name) for group in stream.groups)
+def _with_own_groups(trace: CollectiveTrace) -> CollectiveTrace:
+    """The trace with the groups as they are in this process: another rank may have stored it."""
+    names = (c10d.own_name(group.name) for group in trace.groups)
     groups = tuple(
         Group(name, c10d.real_group_ranks(name) or group.ranks)
-        for name, group in zip(names, stream.groups, strict=True)
+        for name, group in zip(names, trace.groups, strict=True)
     )
-    return replace(stream, groups=groups)
+    return replace(trace, groups=groups)

@@ -6,8 +6,8 @@ died or stopped. The next rank then takes its place, in a *turn* of its own.
 
 A rank that waits votes meanwhile on the order of the graph's launches, because the compiling rank
 waits for its vote. The graphs are equal, so it votes as the compiling rank does. It reads that
-rank's stream, plan and answers. A joint graph and its halves are one graph here, with three
-streams.
+rank's trace, plan and answers. A joint graph and its halves are one graph here, with three
+traces.
 
 Groups of other rows of a mesh may have agreed on something else. A waiting rank may then need an
 answer for which the compiling rank is never asked. It finds this out by compiling itself.
@@ -31,21 +31,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inductor_passes.ranks.collective_trace import PROGRAM, Stream, digest
+from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, digest
+from inductor_passes.ranks.coordination import SAY_S, Coordination, CoordinationError
 from inductor_passes.ranks.decision import Offer
-from inductor_passes.torch_compat.c10d import Store
 
 log = logging.getLogger(__name__)
 
-PREFIX = "dynamo_dist/compile/"
-APART = f"{PREFIX}folders apart"
+APART = "compile/folders apart"
 BEAT_S = 0.5
 SILENT_S = 10.0  # a rank that has not beaten for so long compiles no more
 LOOK_S = 0.05
 VERDICT_S = 5.0  # for an answer that the compiling rank may never be asked for
 STILL_S = 30.0  # a compile that comes to no other function for so long may hang
 MOST_STILL = 10  # times as long, a compile is waited for at all
-SAY_S = 10.0  # how often a waiting rank says for whom
 MOST_BYTES = 32 * 2**20  # of an entry that goes through the store
 
 # Ranks that this one has given up: silent ones, whose place others take, and ones that beat and
@@ -53,9 +51,6 @@ MOST_BYTES = 32 * 2**20  # of an entry that goes through the store
 # and each would be waited for. Who is seen to beat, or to end a turn, leaves them.
 _silent: set[int] = set()
 _late: set[int] = set()
-
-# What a rank that fails to reach the store gets to see.
-FAILURES = (RuntimeError, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +69,16 @@ class Turn:
 
     @classmethod
     def of(cls, key: str, text: str) -> Turn:
-        """Inverse of ``text``. Raises ValueError for anything else."""
-        number, rank, folder = text.split(" ")
-        return cls(key, int(number), int(rank), folder)
+        """Inverse of ``text``. Raises CoordinationError for anything else."""
+        try:
+            number, rank, folder = text.split(" ")
+            return cls(key, int(number), int(rank), folder)
+        except ValueError as error:
+            raise CoordinationError(f"a claim in the store cannot be read: {error}") from error
 
     def at(self, name: str) -> str:
         """Return the key of the store that holds something of this turn."""
-        return f"{PREFIX}{self.key}/{self.number}/{name}"
+        return f"compile/{self.key}/{self.number}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +91,24 @@ class End:
 class Claim:
     """This rank's turn: it compiles. ``end`` it, whatever comes."""
 
-    def __init__(self, store: Store, turn: Turn) -> None:
-        self._store, self.turn = store, turn
-        self._streams = 0
+    def __init__(self, job: Coordination, turn: Turn) -> None:
+        self._job, self.turn = job, turn
+        self._traces = 0
         self._compiling = threading.get_ident()
         self._over = threading.Event()
-        threading.Thread(target=self._beat, name="dynamo_dist beat", daemon=True).start()
+        threading.Thread(target=self._beat, name="inductor_passes beat", daemon=True).start()
 
     def _beat(self) -> None:
         try:
-            store = getattr(self._store, "clone", lambda: self._store)()
+            job = self._job.connection()
             number = moves = 0
             at: list[object] = []
             while not self._over.wait(BEAT_S if number else 0.0):
                 number += 1
                 before, at = at, self._functions()
                 moves += at != before
-                store.set(self.turn.at("beat"), f"{number} {moves}")
-        except FAILURES as error:
+                job.write(self.turn.at("beat"), f"{number} {moves}")
+        except CoordinationError as error:
             log.info("The job's store took no beat: %s", error)
 
     def _functions(self) -> list[object]:
@@ -127,14 +125,14 @@ class Claim:
     def publish(self, name: str, value: str | bytes) -> None:
         """Let waiting ranks read something of this turn."""
         try:
-            self._store.set(self.turn.at(name), value)
-        except FAILURES as error:
+            self._job.write(self.turn.at(name), value)
+        except CoordinationError as error:
             log.info("The job's store did not take %s: %s", name, error)
 
-    def offers(self, stream: Stream, offer: Offer) -> Offer:
+    def offers(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """``offer``, whose answers waiting ranks give too."""
-        number, self._streams = self._streams, self._streams + 1
-        self.publish(f"stream/{number}", json.dumps(stream.to_json()))
+        number, self._traces = self._traces, self._traces + 1
+        self.publish(f"trace/{number}", json.dumps(trace.to_json()))
         return _Published(self, offer, number)
 
     def is_wanted(self) -> bool:
@@ -142,8 +140,8 @@ class Claim:
         waited for one before.
         """
         try:
-            return any(self._store.check([key]) for key in (self.turn.at("want"), APART))
-        except FAILURES:
+            return any(map(self._job.has, (self.turn.at("want"), APART)))
+        except CoordinationError:
             return False
 
     def end(self, digest: str, entry: bytes | None) -> None:
@@ -171,37 +169,37 @@ class _Published:
         return found
 
 
-def claim(store: Store, key: str, rank: int, folder: str) -> Claim | Turn:
-    """Claim a key; returns another rank's turn where it was claimed before. Raises what the
-    store raises.
+def claim(job: Coordination, key: str, rank: int, folder: str) -> Claim | Turn:
+    """Claim a key; returns another rank's turn where it was claimed before. Raises
+    CoordinationError.
     """
     mine = Turn(key, 0, rank, folder)
-    held = _text(store.compare_set(f"{PREFIX}{key}", "", mine.text()))
-    return Claim(store, mine) if held == mine.text() else Turn.of(key, held)
+    held = job.propose(f"compile/{key}", mine.text())
+    return Claim(job, mine) if held == mine.text() else Turn.of(key, held)
 
 
 class Waiting:
     """A rank that waits for another's turn to end.
 
-    ``vote``: votes on a stream of launches as the offer that it gets says; called for each, in
+    ``vote``: votes on a trace of launches as the offer that it gets says; called for each, in
         order.
     ``still_s``: how long a compile without a change is waited for.
     """
 
     def __init__(
         self,
-        store: Store,
+        job: Coordination,
         turn: Turn,
         rank: int,
         folder: str,
-        vote: Callable[[Stream, Offer], object],
+        vote: Callable[[CollectiveTrace, Offer], object],
         clock: Callable[[], float] = time.monotonic,
         still_s: float | None = None,
     ) -> None:
-        self._store, self.turn, self._rank, self._folder = store, turn, rank, folder
+        self._job, self.turn, self._rank, self._folder = job, turn, rank, folder
         self._vote, self._clock = vote, clock
         self._still_s = STILL_S if still_s is None else still_s
-        self._votes = 0  # also for who takes over: it comes to the same streams
+        self._votes = 0  # also for who takes over: it comes to the same traces
         self._said_at = clock()
         self._begin()
 
@@ -212,27 +210,26 @@ class Waiting:
 
     def want(self) -> None:
         """Ask for the entry through the store."""
-        self._store.set(self.turn.at("want"), "1")
-        self._store.set(APART, "1")  # who has a graph done before the others come to it is to know
+        self._job.write(self.turn.at("want"), "1")
+        self._job.write(APART, "1")  # who has a graph done before the others come to it is to know
 
     def entry(self) -> bytes | None:
         """Return the entry that this rank has asked for, if it was sent."""
-        key = self.turn.at("entry")
-        return self._store.get(key) if self._store.check([key]) else None
+        return self._job.read(self.turn.at("entry"))
 
     def outcome(self) -> End | Claim:
         """How the turn ended, or the claim of this rank that takes the place of one that is silent.
 
-        Raises what the store raises.
+        Raises CoordinationError.
         """
         while True:
             if (end := self._read("end")) is not None:
                 _late.discard(self.turn.rank)
                 return End(end.removeprefix("-"))
-            if (text := self._read(f"stream/{self._votes}")) is not None:
+            if (text := self._read(f"trace/{self._votes}")) is not None:
                 number, self._votes = self._votes, self._votes + 1
                 try:
-                    self._vote(Stream.from_json(json.loads(text)), _Mirrored(self, number))
+                    self._vote(_trace_of(text), _Mirrored(self, number))
                 except _NoAnswerError as error:
                     if not (self.has_ended() or self.is_silent() or self.is_late()):
                         log.info("Rank %d launches otherwise: %s.", self.turn.rank, error)
@@ -297,7 +294,7 @@ class Waiting:
     def _take_over(self) -> Claim | None:
         held = self.turn
         mine = Turn(held.key, held.number + 1, self._rank, self._folder)
-        now = _text(self._store.compare_set(f"{PREFIX}{held.key}", held.text(), mine.text()))
+        now = self._job.swap(f"compile/{held.key}", held.text(), mine.text())
         _silent.add(held.rank)
         if now == mine.text():
             log.warning(
@@ -305,14 +302,14 @@ class Waiting:
                 held.rank,
                 self._clock() - self._seen_at,
             )
-            return Claim(self._store, mine)
+            return Claim(self._job, mine)
         self.turn = Turn.of(held.key, now)
         self._begin()
         return None
 
     def _read(self, name: str) -> str | None:
-        key = self.turn.at(name)
-        return _text(self._store.get(key)) if self._store.check([key]) else None
+        found = self._job.read(self.turn.at(name))
+        return None if found is None else found.decode()
 
 
 class _NoAnswerError(Exception):
@@ -351,5 +348,8 @@ class _Mirrored:
         return text
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _trace_of(text: str) -> CollectiveTrace:
+    try:
+        return CollectiveTrace.from_json(json.loads(text))
+    except ValueError as error:
+        raise CoordinationError(f"a trace in the store cannot be read: {error}") from error

@@ -8,15 +8,21 @@ import functools
 import logging
 import os
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
-from inductor_passes.ranks.collective_trace import PROGRAM, Group, Stream, digest
-from inductor_passes.ranks.known_traces import Known, Register
-from inductor_passes.ranks.protocol import Settling, leave
-from inductor_passes.ranks.store import Steps, StoreFailedError, run
+from inductor_passes.errors import CannotFollowError, RanksDifferError
+from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, Group, digest
+from inductor_passes.ranks.coordination import (
+    SECONDS,
+    Coordination,
+    CoordinationError,
+    Steps,
+    deadline_s,
+)
+from inductor_passes.ranks.decided_traces import DecidedTrace, DecidedTraces
+from inductor_passes.ranks.protocol import OrderAgreement, leave
 from inductor_passes.torch_compat import c10d, dynamo
 from inductor_passes.torch_compat.c10d import Store
 
@@ -48,7 +54,11 @@ class Decision:
 
 
 def decide(
-    me: int, stream: Stream, offer: Offer, register: Register, around: Sequence[Group] = ()
+    me: int,
+    trace: CollectiveTrace,
+    offer: Offer,
+    decided: DecidedTraces,
+    around: Sequence[Group] = (),
 ) -> Steps[Decision]:
     """Decide, once a graph, before it first runs. ``around``: all groups of this process that move
     data.
@@ -56,34 +66,34 @@ def decide(
     Raises RanksDifferError where the program's ranks do not match, and CannotFollowError where this
     rank alone got a graph that cannot launch as its peers' graphs do.
     """
-    stream = replace(stream, behind_python=register.is_behind_python(stream))
-    key = stream.key
-    known = register.get(stream, key)
+    trace = replace(trace, behind_python=decided.is_behind_python(trace))
+    key = trace.key
+    known = decided.get(trace, key)
     follows = known is not None and (known.plan == PROGRAM or offer.can_follow(known.plan))
     if known is not None and known.ours and follows:
-        register.add(key, stream, known.plan, ended=known.ended, settled_as=known.settled_as)
-        return Decision(known.plan, "as settled before")
+        decided.add(key, trace, known.plan, ended=known.ended, agreed_as=known.agreed_as)
+        return Decision(known.plan, "as agreed before")
     given_up = False
-    for other in register.reordered(stream, None if follows else known):
+    for other in decided.reordered(trace, None if follows else known):
         missing = yield from leave(me, other)
         if missing:
-            raise _cannot_follow(stream, other, missing)
-        register.give_up(other)
+            raise _cannot_follow(trace, other, missing)
+        decided.give_up(other)
         given_up = True
-    if known is not None or stream.is_one_sided or register.keeps_order(stream, key):
+    if known is not None or trace.is_one_sided or decided.keeps_order(trace, key):
         # Who keeps the program's order matches all who do, however their graphs are cut.
-        yield from Settling(me, stream, key, register, around).pass_by()
-        register.add(key, stream, PROGRAM, ended=True)
+        yield from OrderAgreement(me, trace, key, decided, around).announce()
+        decided.add(key, trace, PROGRAM, ended=True)
         return Decision(
             PROGRAM, "the program's: the same launches stand in other graphs too", given_up
         )
-    settling = Settling(me, stream, key, register, around)
+    agreement = OrderAgreement(me, trace, key, decided, around)
 
     def can_follow(plan: str) -> bool:
         return plan == PROGRAM or offer.can_follow(plan)
 
-    plan = next(filter(can_follow, register.alike(stream)), None) or offer.plan()
-    outcome = yield from settling.settle(plan, can_follow)
+    plan = next(filter(can_follow, decided.plans_elsewhere(trace)), None) or offer.plan()
+    outcome = yield from agreement.agree(plan, can_follow)
     if outcome.why == "ranks differ":
         raise RanksDifferError(
             outcome.message,
@@ -92,73 +102,75 @@ def decide(
             "Make the compiled program the same on all ranks. "
             "DYNAMO_DIST_AGREEMENT_SECONDS=0 turns this check off.",
         )
-    if stream.joint and outcome.why == "streams differ":
+    if trace.joint and outcome.why == "traces differ":
         raise CannotFollowError(
-            f"The ranks have cut {stream.graph or stream.root} into parts, and one of them then "
+            f"The ranks have cut {trace.graph or trace.root} into parts, and one of them then "
             "launches something else.",
             "Its forward or its backward graph did not compile there, or was left to Python; "
             "launching the parts beside "
             "it would hang or mix up data.",
             "Let all ranks compile it, or leave graphs whole with options={'split': 'off'}.",
         )
-    if outcome.why == "too late" and (running := register.may_be_running(stream)) is not None:
-        raise _cannot_follow(stream, running, outcome.missing)
-    register.add(key, stream, outcome.plan, ended=outcome.why in ("streams differ", "too late"))
-    if outcome.why == "streams differ":
-        register.note_cut(stream.root)
+    if outcome.why == "too late" and (running := decided.may_be_running(trace)) is not None:
+        raise _cannot_follow(trace, running, outcome.missing)
+    decided.add(key, trace, outcome.plan, ended=outcome.why in ("traces differ", "too late"))
+    if outcome.why == "traces differ":
+        decided.record_cut(trace.root)
     return Decision(outcome.plan, _HOW[outcome.why], given_up, outcome.missing)
 
 
 def leave_to_python(
-    me: int, root: str, callers: Collection[str], register: Register, around: Sequence[Group]
+    me: int, root: str, callers: Collection[str], decided: DecidedTraces, around: Sequence[Group]
 ) -> Steps[bool]:
     """Announce that this rank runs a function in Python from now on, in the program's order.
 
-    Ranks agree on no graph of this function. Ranks that agree on a stream with launches of it learn
+    Ranks agree on no graph of this function. Ranks that agree on a trace with launches of it learn
     so, now and later. ``callers``: what calls it now, as ``function:line``. Returns whether plans
     were given up. Raises CannotFollowError where peers go on launching by one.
     """
-    if not register.leaves_to_python(root):
-        stream = Stream(tuple(around), (), partial=True, root=root)
-        yield from Settling(me, stream, f"python/{digest(root)}", register, around).pass_by()
+    if not decided.leaves_to_python(root):
+        trace = CollectiveTrace(tuple(around), (), partial=True, root=root)
+        yield from OrderAgreement(me, trace, f"python/{digest(root)}", decided, around).announce()
     given_up = False
-    for known in register.reordered_in(root, callers):
+    for known in decided.reordered_in(root, callers):
         missing = yield from leave(me, known)
         if missing:
             raise CannotFollowError(
                 f"This rank alone runs {root} in Python, whose launches cannot follow the order "
                 "that the job runs "
                 f"by now: ranks {', '.join(map(str, missing))} launch "
-                f"{known.stream.graph or known.stream.root} "
+                f"{known.trace.graph or known.trace.root} "
                 "in an order of its own.",
                 "A graph break behind which Dynamo cannot go on, in a loop or in a `try`, leaves "
                 "the whole function "
                 "to Python; launching in another order than its peers would hang or mix up data.",
                 _REMEDY,
             )
-        register.give_up(known)
+        decided.give_up(known)
         given_up = True
     return given_up
 
 
 _HOW = {
-    "agreed": "settled by all ranks",
+    "agreed": "agreed by all ranks",
     "one cannot": "the program's: one rank's graph cannot follow",
-    "streams differ": "the program's: ranks' graphs are cut differently",
+    "traces differ": "the program's: ranks' graphs are cut differently",
     "too late": "the program's: some ranks did not come in time",
 }
 
 
-def _cannot_follow(stream: Stream, running: Known, missing: Sequence[int]) -> CannotFollowError:
-    first = next((launch for launch in stream.launches if launch.line), stream.launches[0])
+def _cannot_follow(
+    trace: CollectiveTrace, running: DecidedTrace, missing: Sequence[int]
+) -> CannotFollowError:
+    first = next((launch for launch in trace.launches if launch.line), trace.launches[0])
     where = f" at {first.line}" if first.line else ""
     absent = f" Ranks {', '.join(map(str, missing))} did not come with it." if missing else ""
     return CannotFollowError(
-        f"This rank alone compiled a graph, {stream.graph or stream.root}, whose launches cannot "
+        f"This rank alone compiled a graph, {trace.graph or trace.root}, whose launches cannot "
         f"follow the order that the job runs by now: it launches '{first.text()}'{where} first, "
-        f"while {running.stream.graph or running.stream.root or 'the graph of the other ranks'} "
-        f"launches {len(running.stream.launches)} in an order of its own.{absent}",
-        "The order was settled by all ranks when they compiled; a graph break or a branch that "
+        f"while {running.trace.graph or running.trace.root or 'the graph of the other ranks'} "
+        f"launches {len(running.trace.launches)} in an order of its own.{absent}",
+        "All ranks agreed on the order when they compiled; a graph break or a branch that "
         "one rank alone meets later cuts its graph, and launching in another order than its peers "
         "would hang or mix up data.",
         _REMEDY,
@@ -176,41 +188,18 @@ _REMEDY = (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-SECONDS = "DYNAMO_DIST_AGREEMENT_SECONDS"
-PREFIX = "dynamo_dist/order/"
-
-
-def seconds(environ: Mapping[str, str] | None = None) -> float:
-    """Return the seconds for which a rank waits for others to compile the same graph; 0 settles
-    nothing.
-
-    Raises OptionError, naming the variable, for what is no number of at least 0.
-    """
-    value = (os.environ if environ is None else environ).get(SECONDS, "") or "30"
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise OptionError(
-            f"{SECONDS} is {value!r}.",
-            "It is the time, in seconds, for which a rank waits for others to compile a graph.",
-            "Set it to a number of at least 0; 0 settles nothing, and keeps the program's order of "
-            "launches.",
-        )
-    return number
-
 
 class Orders:
-    """Hold the streams and plans of one job, which lasts as long as its default process group.
+    """Hold the traces and plans of one job, which lasts as long as its default process group.
 
     ``store``: None where ranks cannot reach each other; every graph then keeps the program's order.
     """
 
     def __init__(self, store: Store | None, rank: int, default_group: object) -> None:
-        self._store, self._rank = store, rank
+        self._store = None if store is None else Coordination(store)
+        self._rank = rank
         self._default_group = default_group
-        self._register = Register()
+        self._decided = DecidedTraces()
         self._given_up = 0
         self._frames_unlike_python: set[int] = set()
         self._left_to_python: set[tuple[str, types.CodeType]] = set()
@@ -219,22 +208,22 @@ class Orders:
         """Return whether the job is still the one that this was made for."""
         return c10d.default_group() is self._default_group
 
-    def decide(self, stream: Stream, offer: Offer) -> Decision:
+    def decide(self, trace: CollectiveTrace, offer: Offer) -> Decision:
         """The order of launches for a graph of this rank, before it first runs. Waits for other
         ranks.
 
         Raises RanksDifferError and CannotFollowError.
         """
-        decision = self._settle(stream, offer)
+        decision = self._agree(trace, offer)
         # In Python a parameter that is gathered again for its backward is gathered once.
-        unlike_python = decision.plan != PROGRAM or (stream.backward and stream.gathers)
+        unlike_python = decision.plan != PROGRAM or (trace.backward and trace.gathers)
         if unlike_python and (frame := dynamo.frame_number()) is not None:
             self._frames_unlike_python.add(frame)
         return decision
 
-    def _settle(self, stream: Stream, offer: Offer) -> Decision:
-        deadline_s = seconds()
-        if self._store is None or deadline_s == 0:
+    def _agree(self, trace: CollectiveTrace, offer: Offer) -> Decision:
+        most_s = deadline_s()
+        if self._store is None or most_s == 0:
             _say_once(
                 f"{SECONDS} is 0" if self._store is not None else "The job has no store",
             )
@@ -242,19 +231,19 @@ class Orders:
         around = _groups()
         _, root = dynamo.frame_in_work()
         if root:  # code from a cache may be called from elsewhere than where it was made
-            stream = replace(stream, callers=dynamo.callers())
-        steps = decide(self._rank, stream, offer, self._register, around)
+            trace = replace(trace, callers=dynamo.callers())
+        steps = decide(self._rank, trace, offer, self._decided, around)
         try:
-            decision = run(steps, self._store, PREFIX, deadline_s)
-        except StoreFailedError as error:
+            decision = self._store.run(steps, most_s)
+        except CoordinationError as error:
             log.warning(
-                "The job's store failed while ranks settled the launches of graph %s (%s): it "
+                "The job's store failed while ranks agreed on the order of graph %s (%s): it "
                 "keeps the program's "
                 "order of launches. If other ranks do not, the job may hang.",
-                stream.graph,
+                trace.graph,
                 error,
             )
-            self._register.add(stream.key, stream, PROGRAM, ended=True)
+            self._decided.add(trace.key, trace, PROGRAM, ended=True)
             return Decision(PROGRAM, "the program's: the job's store failed")
         if decision.given_up:
             self._given_up += 1
@@ -262,9 +251,9 @@ class Orders:
             log.warning(
                 "After %.0f s, rank %s had not compiled graph %s: it keeps the program's order of "
                 "launches. If the program hangs, its ranks do not launch the same.",
-                deadline_s,
+                most_s,
                 ", ".join(map(str, decision.missing)),
-                stream.graph,
+                trace.graph,
             )
         return decision
 
@@ -273,13 +262,13 @@ class Orders:
 
         Waits where a plan must be left. Raises CannotFollowError.
         """
-        deadline_s, root = seconds(), dynamo.root_of(code)
-        if self._store is None or deadline_s == 0:
+        most_s, root = deadline_s(), dynamo.root_of(code)
+        if self._store is None or most_s == 0:
             return
-        steps = leave_to_python(self._rank, root, dynamo.callers(), self._register, _groups())
+        steps = leave_to_python(self._rank, root, dynamo.callers(), self._decided, _groups())
         try:
-            given_up = run(steps, self._store, PREFIX, deadline_s)
-        except StoreFailedError as error:
+            given_up = self._store.run(steps, most_s)
+        except CoordinationError as error:
             log.warning(
                 "The job's store failed while this rank left %s to Python (%s): if other ranks "
                 "compile it, the job may hang.",
@@ -292,7 +281,7 @@ class Orders:
 
     def can_meet(self) -> bool:
         """Return whether this rank can agree on anything with the others."""
-        return self._store is not None and seconds() > 0
+        return self._store is not None and deadline_s() > 0
 
     def is_left_to_python(self, code: types.CodeType) -> bool:
         """Return whether this rank has left a function to Python, as its peers know for as long
@@ -349,7 +338,7 @@ def current() -> Orders | None:
 @functools.cache
 def _say_once(why: str) -> None:
     log.warning(
-        "%s: ranks cannot settle on an order of launches, so that compiled graphs keep the "
+        "%s: ranks cannot agree on an order of launches, so that compiled graphs keep the "
         "program's and merge "
         "none.",
         why,

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import fx
 
+from inductor_passes import registry
 from inductor_passes.graph.printing import dump
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.torch_compat import dynamo
@@ -93,25 +94,35 @@ def _diff(before: str, after: str) -> list[str]:
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
 
 
-# Artifact -> the module under whose name its lines come.
+# Those of the core.
 MODULES = {
     "dist_collectives": "inductor_passes.report.describe",
-    "dist_fuse": "inductor_passes.fused",
     "dist_passes": "inductor_passes.report.logs",
     "dist_schedule": "inductor_passes.schedule",
 }
+
+
+def modules() -> dict[str, str]:
+    """Artifact -> the module under whose name its lines come; of extensions the package."""
+    found = registry.extensions()
+    return MODULES | {
+        e.log_artifact: type(e).__module__.rpartition(".")[0] for e in found if e.log_artifact
+    }
+
+
 _KEPT = {True: "order kept", False: "order NOT kept", None: "order not read"}
 
 
 def log_graph(record: GraphRecord) -> None:
     """Log a graph that was compiled, or came from a cache."""
+    package = modules()
     for artifact, lines in (
         ("dist_schedule", _schedule),
         ("dist_collectives", _collectives),
-        ("dist_fuse", _fusions),
+        *((e.log_artifact, e.log_lines) for e in registry.extensions() if e.log_artifact),
         ("dist_passes", _cache),
     ):
-        log = artifact_logger(MODULES[artifact], artifact)
+        log = artifact_logger(package[artifact], artifact)
         if log.isEnabledFor(logging.INFO):
             for line in lines(record):
                 log.info("%s: %s", record.graph_id, line)
@@ -153,15 +164,3 @@ def _collectives(record: GraphRecord) -> list[str]:
         )
         lines.append("; ".join(part for part in parts if part))
     return lines
-
-
-def _fusions(record: GraphRecord) -> list[str]:
-    """A line for each decision of a pass whose name begins with ``fuse_``, or why the pass did
-    not run.
-    """
-    return [
-        f"{p.name}: {note}"
-        for p in record.passes
-        if p.name.startswith("fuse_")
-        for note in (p.notes or ((p.reason,) if p.reason else ()))
-    ]

@@ -1,23 +1,16 @@
-"""Record the decision on a graph, for its forward and backward graph and for reports.
-
-Cut before AOTAutograd makes the two of it, what the forward graph saves for the backward one stays
-in parts, and both lie in the same. Launches carry the outcome into both.
-"""
+"""Record the decision on a graph, for reports."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import JOINT, is_launch
 from inductor_passes.graph.printing import user_line
-from inductor_passes.ranks.collective_trace import PROGRAM, Stream
-from inductor_passes.records import EndedRecord, PassRecord, RegionRecord, SplitRecord
+from inductor_passes.records import EndedRecord, RegionRecord, SplitRecord
 from inductor_passes.split.choose import Choice
 from inductor_passes.split.cut import Cutter
 from inductor_passes.split.region import Region
@@ -147,42 +140,3 @@ def _ended(regions: Sequence[Region]) -> tuple[EndedRecord, ...]:
         EndedRecord(name, reason, user_line(first[name, reason]), count)
         for (name, reason), count in found.most_common(MOST_ENDED)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """Describe the joint graph that a graph is a half of.
-
-    ``plan``: how all ranks launch it, with its chunks named; ``PROGRAM`` if it was left whole.
-    ``stream``: its launches before; None where no ranks need to agree. ``record``: the record of
-    the pass that cut it.
-    """
-
-    plan: str
-    stream: Stream | None = None
-    record: PassRecord | None = None
-
-    @property
-    def is_cut(self) -> bool:
-        """Return whether it was cut."""
-        return self.plan != PROGRAM
-
-    @property
-    def key(self) -> str:
-        """The name of its stream, if it was cut."""
-        return self.stream.key if self.is_cut and self.stream is not None else ""
-
-
-def note(graph: fx.Graph, joint: Joint) -> None:
-    """Note the outcome on all launches of a joint graph."""
-    for node in graph.nodes:
-        if is_launch(node):
-            node.meta[JOINT] = joint
-
-
-def half_of(graph: fx.Graph) -> Joint | None:
-    """Return the joint graph that a graph with launches is a half of; None if there was none, or
-    nobody looked at it.
-    """
-    found = (node.meta.get(JOINT) for node in graph.nodes if is_launch(node))
-    return next((joint for joint in found if joint is not None), None)

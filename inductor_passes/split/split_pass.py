@@ -29,12 +29,13 @@ from inductor_passes.graph_pass import (
     Rewrite,
     ScheduleOptions,
 )
+from inductor_passes.joint_decision import half_of
 from inductor_passes.ranks.collective_trace import LaunchPlan
 from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.split.candidates import from_inputs, from_inside
 from inductor_passes.split.choose import LEAST_GAIN, Choice, choose
 from inductor_passes.split.cut import Cutter, cut_all
-from inductor_passes.split.decision import half_of, notes_of, record_of
+from inductor_passes.split.decision import notes_of, record_of
 from inductor_passes.split.price import backward_of
 from inductor_passes.split.region import Positions, Region, spread
 from inductor_passes.split.rules.rows import Addends, Routed
@@ -152,6 +153,7 @@ def _returned(graph: fx.Graph) -> list[object]:
 
 
 AUTO = (2, 4)
+OPTION, WHOLE = "split", "off"  # the option's name, and its value that leaves graphs whole
 
 
 class SplitRegions(Cutting):
@@ -188,11 +190,11 @@ class SplitRegions(Cutting):
 
     @classmethod
     def build(cls, context: PassContext) -> SplitRegions:
-        return cls(context.cost, context.split, context.schedule)
+        return cls(context.cost, context.extra.get(OPTION, WHOLE), context.schedule)
 
     @classmethod
     def enabled(cls, options: PassOptions) -> bool:
-        return options.split != "off"
+        return bool(options.extra.get(OPTION, WHOLE) != WHOLE)
 
     @classmethod
     def following(cls, plan: LaunchPlan) -> GraphPass | None:

@@ -176,7 +176,6 @@ class Store(Protocol):
 
     def get(self, key: str) -> bytes: ...
     def set(self, key: str, value: str | bytes) -> object: ...
-    def add(self, key: str, amount: int) -> int: ...
     def check(self, keys: list[str]) -> bool: ...
     def wait(self, keys: list[str], timeout: datetime.timedelta) -> object: ...
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
@@ -208,11 +207,6 @@ def job_store() -> Store | None:
         return None
     get_store = getattr(_python_c10d, "_get_default_store", None)
     return None if get_store is None else cast(Store, get_store())
-
-
-def comes_last(store: Store, key: str, ranks: int) -> bool:
-    """Return whether this rank is the last of ``ranks`` to come to ``key``; each asks once."""
-    return store.add(key, 1) == ranks
 
 
 def global_rank() -> int:

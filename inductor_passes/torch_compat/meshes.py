@@ -19,6 +19,7 @@ _NOT_CONTENT = ("_hash", "_pg_registry")
 _OF_THE_RANK = ("_rank", "_coordinate_on_dim", "_dim_group_names")
 
 
+# A ContextVar: torch's pickler of cache keys calls ``content`` with a mesh and nothing else.
 _of_all_ranks: ContextVar[bool] = ContextVar("of_all_ranks", default=False)
 
 

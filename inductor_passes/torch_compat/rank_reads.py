@@ -12,7 +12,6 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -35,30 +34,34 @@ _LOCAL_SHAPE = "_compute_local_shape_and_global_offset"
 
 
 class RankReads:
-    """Reads of this thread since ``noticed()`` began. ``first``: what was read first; "" so far."""
+    """Reads of this thread since ``noticed()`` began. ``first``: what was read first; "" so far.
+    ``permitted``: how many blocks that permit reads the thread is in.
+    """
 
     def __init__(self) -> None:
-        self.first, self.thread = "", threading.get_ident()
+        self.first, self.thread, self.permitted = "", threading.get_ident(), 0
 
 
 _lock = threading.Lock()
 _noticing: list[RankReads] = []
 _changes = contextlib.ExitStack()  # of torch, made while anybody notices
-_permitted: ContextVar[bool] = ContextVar("permitted", default=False)
 
 
 def _note(what: str) -> None:
     """Something two frames up asks for the rank: each who notices gets to know."""
-    if _permitted.get():
-        return
     code = sys._getframe(2).f_code
     for reads in _here():
         reads.first = reads.first or f"{what} in {code.co_qualname} ({Path(code.co_filename).name})"
 
 
-def _here() -> list[RankReads]:
+def _of_this_thread() -> list[RankReads]:
     thread = threading.get_ident()
     return [each for each in _noticing if each.thread == thread]
+
+
+def _here() -> list[RankReads]:
+    """Who notices reads here and now."""
+    return [each for each in _of_this_thread() if not each.permitted]
 
 
 @contextlib.contextmanager
@@ -67,11 +70,14 @@ def as_a_key() -> Iterator[None]:
 
     They only distinguish entries of a cache, or make no difference.
     """
-    token = _permitted.set(True)
+    noticing = _of_this_thread()
+    for each in noticing:
+        each.permitted += 1
     try:
         yield
     finally:
-        _permitted.reset(token)
+        for each in noticing:
+            each.permitted -= 1
 
 
 def can_notice() -> bool:
@@ -196,7 +202,7 @@ def _unnoted(upstream: TorchFunction) -> TorchFunction:
 def _placed(upstream: TorchFunction) -> TorchFunction:
     def get_coordinate(self: DeviceMesh) -> tuple[int, ...] | None:
         found = upstream(self)
-        return found if found is None or _permitted.get() or not _here() else _Place(found)
+        return found if found is None or not _here() else _Place(found)
 
     return get_coordinate
 

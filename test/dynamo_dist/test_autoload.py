@@ -42,8 +42,8 @@ def test_names_are_registered(registered):
 
 
 def test_every_artifact_has_a_module():
-    assert autoload.ARTIFACTS.keys() == {*passes_logs.MODULES, *live.MODULES}
-    for module in (*passes_logs.MODULES.values(), *live.MODULES.values()):
+    assert autoload.ARTIFACTS.keys() == {*passes_logs.modules(), *live.MODULES}
+    for module in (*passes_logs.modules().values(), *live.MODULES.values()):
         assert importlib.util.find_spec(module) is not None
 
 

@@ -8,6 +8,8 @@ import torch
 from dynamo_dist import __main__, patches, switch
 from dynamo_dist.settings import DistConfig
 
+NEWER = not torch.__version__.startswith("2.13.")
+
 
 @pytest.fixture(scope="module")
 def found():
@@ -71,7 +73,8 @@ def test_each_kind_has_its_loss_and_the_worst_come_first():
         each for each in losses if each in {k.lost for k in kinds}
     ]
     makers = {".".join(maker.split(".")[-2:]) for kind in kinds for maker in kind.made_by}
-    assert makers >= patches.LOSSES.keys()
+    right_by_itself = {"aot_runtime.write_to_pending_inputs"} if NEWER else set()
+    assert makers | right_by_itself >= patches.LOSSES.keys()
     assert len(kinds) - sum(kind.what == "setting" for kind in kinds) <= 65
 
 

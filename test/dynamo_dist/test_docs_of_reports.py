@@ -44,7 +44,7 @@ def test_reasons():
 
 def test_names_of_logs():
     found = {row[0].strip("`"): row[2].strip("`") for row in rows(REPORT, "TORCH_LOGS")}
-    modules = {**passes_logs.MODULES, **live.MODULES}
+    modules = {**passes_logs.modules(), **live.MODULES}
     assert found.pop("+dist") == ",".join(f"+{name}" for name in autoload.LOG_NAMES["dist"])
     assert found == {artifact: f"+{module}" for artifact, module in modules.items()}
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dynamo_dist
-from dynamo_dist import activation, switch
+from dynamo_dist import patch_stack, switch
 from dynamo_dist.testing import fake_mesh
 from dynamo_dist.torch_compat.patching import SetAttribute
 
@@ -234,7 +234,7 @@ def test_a_break_in_a_wrapped_forward(wrap, kind, alone, entered):
         if is_ours(code)
         and (
             is_ours(code, AROUND)
-            or not is_ours(code, TRACED if is_inlined else activation.COMPILED)
+            or not is_ours(code, TRACED if is_inlined else patch_stack.COMPILED)
         )
     ]
     assert wrong == []

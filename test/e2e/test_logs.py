@@ -53,7 +53,7 @@ def modules():
     from dynamo_dist.diagnostics import live
     from inductor_passes.report import logs as passes_logs
 
-    return ",".join(f"+{m}" for m in (*live.MODULES.values(), *passes_logs.MODULES.values()))
+    return ",".join(f"+{m}" for m in (*live.MODULES.values(), *passes_logs.modules().values()))
 
 
 def check(logged):

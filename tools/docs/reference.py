@@ -25,24 +25,26 @@ import dynamo_dist.__main__ as of_dynamo_dist
 import dynamo_dist.errors
 import inductor_passes.__main__ as of_inductor_passes
 import inductor_passes.errors
-from dynamo_dist import settings
+from dynamo_dist import graph_compile, settings
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
 from dynamo_dist.diagnostics.breaks import CATALOG
 from inductor_passes import order_pinning, plugins, registry
 from inductor_passes.cost import topology as topology_file
 from inductor_passes.fused.kernels import availability
 from inductor_passes.graph_pass import ScheduleOptions
-from inductor_passes.pass_options import PassOptions
+from inductor_passes.pass_options import PassOptions, extra_options
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
 ENTRY = re.compile(r"^(\w[\w, ]*): (.*(?:\n {4}.*)*)", re.MULTILINE)
 EXTENSIONS = (
     ("inductor_passes", "register"),
+    ("inductor_passes", "register_extension"),
     ("inductor_passes", "register_topology"),
     ("dynamo_dist.sharding", "register_rows"),
     ("dynamo_dist.sharding", "register_strategy"),
     ("dynamo_dist.trackers", "trace_instead"),
+    ("dynamo_dist.plugins", "register_frame_compiler"),
 )
 WITHOUT_A_BACKEND = (
     ("dynamo_dist", "enable"),
@@ -94,15 +96,25 @@ def described(options: type) -> Iterator[tuple[str, str, str]]:
     for names, meaning in ENTRY.findall(inspect.getdoc(options) or ""):
         entries.update(dict.fromkeys(names.split(", "), prose(meaning)))
     for field in dataclasses.fields(options):
+        if field.name not in entries:  # extra, whose keys stand as options of their own
+            continue
         default = field.default
         if default is dataclasses.MISSING:
             default = "{}"
         yield field.name, entries[field.name], f"{default!r}" if default != "{}" else default
 
 
+def options() -> Iterator[tuple[str, str, str]]:
+    """The core's options and those of extensions."""
+    graph_compile.register_options()
+    yield from described(PassOptions)
+    for name, option in extra_options().items():
+        yield name, prose(option.meaning), f"{option.default!r}"
+
+
 def passes() -> Iterator[dict[str, str]]:
     """Every pass of ours, in the order in which they run."""
-    for pass_ in registry.DEFAULT_PASSES:
+    for pass_ in filter(registry.is_built_in, registry.ordered_passes()):
         of_all = "" if pass_.needs_collectives else "on graphs without a collective too"
         yield {
             "name": pass_.name,
@@ -169,7 +181,7 @@ def render() -> dict[str, str]:
         autoescape=False,
     )
     reference = environment.get_template("reference.md.j2").render(
-        options=described(PassOptions),
+        options=options(),
         schedule=described(ScheduleOptions),
         passes=passes(),
         pin=order_pinning.NAME,

@@ -147,7 +147,7 @@ def _by_query(tensor: DTensor) -> DTensor:
     return tensor.redistribute(placements=[Shard(QUERY_LENGTH)] * tensor.device_mesh.ndim)
 
 
-def output_by_query(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def output_by_query(upstream: Callable[..., object]) -> Callable[..., object]:
     """Results are taken apart as the queries were: torch takes local tensors in any placements
     for that.
     """

@@ -56,7 +56,7 @@ def of_own_rows(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strateg
     """Replace torch's strategy by ``forward``; where rows are sharded, ranks look up their own."""
     decide = strategy(forward)
 
-    def by_layout(schema: dtensor_specs.OpSchema) -> Any:
+    def by_layout(schema: dtensor_specs.OpSchema) -> object:
         tables: Any = schema.args_schema[:2]
         weight, indices = (each.strategies[0].output_spec.placements for each in tables)
         if (layout := layout_of_own_rows(weight, indices)) is not None:
@@ -248,7 +248,7 @@ def of_own_part(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strateg
     """Replace torch's strategy by ``indexing.gather``, unless each rank needs only its own part."""
     decide = strategy(gather, any_part=True)
 
-    def by_layout(schema: dtensor_specs.OpSchema) -> Any:
+    def by_layout(schema: dtensor_specs.OpSchema) -> object:
         self, dim, index = schema.args_schema[:3]
         if split_along(self, dim, index) is not None:
             raise Decompose(run)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,6 +25,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from dynamo_dist.sharding.rules.reduction import is_extreme
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs, dtensor_strategies
 from dynamo_dist.torch_compat.patching import Patch
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 Upstream = Callable[[], Any]
 
@@ -44,14 +47,17 @@ class _Answer:
     holds: bool
 
 
-_answers: dict[Any, tuple[_Answer, ...]] = (
+_answers: dict[object, tuple[_Answer, ...]] = (
     dtensor_strategies.answers_for_lists
 )  # emptied with torch's own caches
 
 
 def run(
-    op: dtensor_specs.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], upstream: Upstream
-) -> Any:
+    op: dtensor_specs.OpOverload,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    upstream: Upstream,
+) -> object:
     """The results; ``upstream`` makes the call in any other way, and its answer is learned.
 
     The first argument of ``op`` is a list, and of each entry a result is computed by itself.
@@ -80,12 +86,12 @@ def run(
 
 
 def _unwrap(
-    args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[list[Any], list[list[Any]]] | None:
+    args: Sequence[object], kwargs: dict[str, object]
+) -> tuple[list[object], list[list[object]]] | None:
     """Local arguments and the specs of each list; None for what is not known to be computed by
     element.
     """
-    local: list[Any] = []
+    local: list[object] = []
     specs: list[list[Any]] = []
     for value in args:
         if type(value) is list and value and not isinstance(value[0], _NUMBERS):
@@ -108,7 +114,7 @@ def _unwrap(
     return local, specs
 
 
-def _told(value: Any) -> Any:
+def _told(value: object) -> object:
     """Return the part of an argument that, besides its spec, decides the type of a result."""
     if isinstance(value, list):
         is_numbers = bool(value) and isinstance(value[0], _NUMBERS)
@@ -130,7 +136,7 @@ def _learned(op: dtensor_specs.OpOverload, specs: list[list[Any]], results: Any)
     return _Answer(specs, found, lies_alike or "norm" in op.name())
 
 
-def _is_settled(spec: Any) -> bool:
+def _is_settled(spec: DTensorSpec) -> bool:
     """Return whether each rank of the mesh, this one among them, has numbers of its own or whole
     ones.
     """
@@ -157,12 +163,16 @@ def _goes_with(specs: list[Any], first: list[Any]) -> bool:
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def handler(
+    op: dtensor_specs.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
     """Run all entries at once where they have one layout; else plain ones and each mesh's apart."""
     return run(op, args, kwargs, lambda: _apart(op, args, kwargs))
 
 
-def _apart(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apart(
+    op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, object]
+) -> object:
     """The results in the order of the lists; plain entries have plain results.
 
     A DTensor that is no list's entry, such as a factor for all, is gathered for the plain ones.
@@ -193,7 +203,7 @@ def _apart(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     return [found[at] for at in sorted(found)] or None
 
 
-def norms(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def norms(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """Orders that an empty shard has no norm of are computed one entry after the other."""
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     if is_extreme(order):
@@ -233,7 +243,7 @@ def _is_list(value: object) -> bool:
 def _only(kept: Sequence[int], length: int, call: Arguments) -> Arguments:
     """The call with these entries alone of each list of this length."""
 
-    def some(value: Any) -> Any:
+    def some(value: Any) -> object:
         return [value[at] for at in kept] if _is_list(value) and len(value) == length else value
 
     args, kwargs = call

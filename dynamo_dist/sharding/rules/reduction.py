@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -28,6 +28,9 @@ from dynamo_dist.sharding.rows import (
     tensor_strategies,
 )
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
 
 NONE, MEAN, SUM = range(3)  # torch's numbers of reductions
 
@@ -70,7 +73,7 @@ def of_sums(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """Replace torch's strategy by ``forward``, and compute a mean over shards from two sums."""
     decide = strategy(forward)
 
-    def by_reduction(schema: dtensor_specs.OpSchema) -> Any:
+    def by_reduction(schema: dtensor_specs.OpSchema) -> object:
         self, target, _, reduction = schema.args_schema[:4]
         if reduction == MEAN and (_is_split(self, classes=1) or _is_split(target)):
             raise Decompose(mean(schema.op))
@@ -91,7 +94,9 @@ def mean(op: dtensor_specs.OpOverload) -> Callable[..., Any]:
     on every rank.
     """
 
-    def run(self: Any, target: Any, weight: Any, reduction: int, ignore_index: Any) -> Any:
+    def run(
+        self: Any, target: object, weight: object, reduction: int, ignore_index: object
+    ) -> object:
         loss, total = op(self, target, weight, SUM, ignore_index)
         total = total.redistribute(placements=[Replicate()] * total.device_mesh.ndim)
         if self.dtype == torch.float16:  # its range might not hold the sum
@@ -149,7 +154,7 @@ def no_empty_shard(
         self: Any = schema.args_schema[0]
         reduced = reduced_dims(call_of(schema, tensor_strategies(schema)))
 
-        def is_over(placement: Any) -> bool:
+        def is_over(placement: Placement) -> bool:
             return getattr(placement, "dim", None) in reduced
 
         def has_something(spec: Any) -> bool:
@@ -179,9 +184,9 @@ def with_one_more(
     dims: set[int],
     value: float,
     self: DTensor,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+    *args: object,
+    **kwargs: object,
+) -> object:
     """Reduce ``dims`` after each rank has padded them by one element that changes no result."""
     added = [int(dim in dims and at) for dim in reversed(range(self.ndim)) for at in (0, 1)]
     local = torch.constant_pad_nd(self._local_tensor, added, value)
@@ -233,7 +238,7 @@ def extreme_norms(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strateg
 def all_dims_for_none(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """An empty list of dimensions means all of them, as on one device."""
 
-    def spelled_out(schema: dtensor_specs.OpSchema) -> Any:
+    def spelled_out(schema: dtensor_specs.OpSchema) -> object:
         if len(schema.args_schema) > 1 and schema.args_schema[1] in ([], ()):
             self: Any = schema.args_schema[0]
             rest = schema.args_schema[2:]

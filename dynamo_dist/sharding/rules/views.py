@@ -85,7 +85,7 @@ def parts_match(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     return checked
 
 
-def _new_shape(schema: dtensor_specs.OpSchema) -> list[Any]:
+def _new_shape(schema: dtensor_specs.OpSchema) -> list[object]:
     self: Any = schema.args_schema[0]
     given: Any = schema.args_schema[1]
     shape = list(given)
@@ -138,7 +138,7 @@ def to_the_end(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     stays complete.
     """
 
-    def spelled_out(schema: dtensor_specs.OpSchema) -> Any:
+    def spelled_out(schema: dtensor_specs.OpSchema) -> object:
         args = list(schema.args_schema)
         if len(args) > _END and is_end(args[_END]):
             args[_END] = None

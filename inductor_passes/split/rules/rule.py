@@ -30,6 +30,7 @@ from inductor_passes.torch_compat.nodes import as_number, size_hint, surely_equa
 Size = int | torch.SymInt
 Shape = tuple[Size, ...]
 
+# A ContextVar: some forty rules and helpers ask for shapes, none of which has another use for it.
 _unequal: ContextVar[bool] = ContextVar("unequal_parts", default=False)
 
 

@@ -11,10 +11,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import dynamo_dist
-from dynamo_dist import graph_compile
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.ranks import split, whole_tensor
-from dynamo_dist.planning import repair
+from dynamo_dist.planning import feature, repair
 from dynamo_dist.planning.cost import prices_of
 from dynamo_dist.planning.file import load_plans
 from dynamo_dist.sharding import register_rows, registration
@@ -119,14 +118,13 @@ def test_the_planner_weighs_them(tmp_path, monkeypatch):
 
 def test_a_plan_is_not_found_again_under_other_rows(mesh, monkeypatch):
     asked = []
-    monkeypatch.setattr(repair, "compile_repaired", lambda *given: asked.append(given[4]))
+    monkeypatch.setattr(feature, "compile_repaired", lambda *given: asked.append(given[4]))
     for listed in (rows, rows, lambda call: []):
         dynamo_dist.disable()
         register_rows(OP, listed)
         dynamo_dist.enable()
-        graph_compile._compile_repaired(
-            None, [], None, PassOptions(plan="repair", topology="h100x8")
-        )
+        options = PassOptions(extra={"plan": "repair"}, topology="h100x8")
+        feature.compile_planned(None, [], None, options)
     first, again, other = asked
     assert first == again != other
 

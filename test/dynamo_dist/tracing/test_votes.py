@@ -1,4 +1,6 @@
-"""Ranks take a way together, or none of them does: votes over a store that threads share."""
+"""Ranks run a wrapper in a graph together, or none of them does: votes over a store that threads
+share.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,66 +8,77 @@ import pytest
 import torch.distributed as dist
 
 from dynamo_dist.tracing import wrapper_agreement
+from dynamo_dist.tracing.wrapper_agreement import vote
+from inductor_passes.ranks import coordination
+from inductor_passes.ranks.coordination import ALL, DIFFERENT, NOT_ALL, Coordination, unanimous
 
 
 @pytest.fixture
 def store(monkeypatch):
     shared = dist.HashStore()
     monkeypatch.setattr(wrapper_agreement.c10d, "job_store", lambda: shared)
+    monkeypatch.setattr(wrapper_agreement.c10d, "global_rank", lambda: 0)
+    monkeypatch.setenv(coordination.SECONDS, "0.2")
     return shared
 
 
-def vote(answers, deadline_s=5.0, what="w"):
+def all_vote(store, answers, key="w", hows=None):
     ranks = range(len(answers))
+
+    def one(me):
+        how = "" if hows is None else hows[me]
+        steps = unanimous(key, "do it", me, ranks, answers[me], how)
+        return Coordination(store).run(steps, 5.0)
+
     with ThreadPoolExecutor(len(answers)) as pool:
-        said = [
-            pool.submit(wrapper_agreement.all_can, what, ranks, can, deadline_s) for can in answers
-        ]
-        return [each.result() for each in said]
+        return list(pool.map(one, ranks))
 
 
 def test_all_can(store):
-    assert vote([True, True, True]) == [True] * 3
+    assert all_vote(store, [True, True, True]) == [ALL] * 3
 
 
 def test_one_cannot(store):
-    assert vote([True, False, True]) == [False] * 3
+    assert all_vote(store, [True, False, True]) == [NOT_ALL] * 3
 
 
-def test_each_question_is_one_of_its_own(store):
-    assert vote([True, False], what="a") == [False] * 2
-    assert vote([True, True], what="b") == [True] * 2
+def test_each_key_is_a_vote_of_its_own(store):
+    assert all_vote(store, [True, False], "a") == [NOT_ALL] * 2
+    assert all_vote(store, [True, True], "b") == [ALL] * 2
 
 
-def test_who_comes_late_finds_what_was_said_without_it(store):
-    assert wrapper_agreement.all_can("w", (0, 1), True, 0.2) is False
-    assert wrapper_agreement.all_can("w", (0, 1), True, 5.0) is False
+def test_ranks_that_differ_in_how_do_not(store):
+    assert all_vote(store, [True, True], hows=["0", "1"]) == [DIFFERENT] * 2
 
 
-def test_one_process_asks_nobody(monkeypatch):
+def test_late_rank_finds_the_verdict_without_it(store, caplog):
+    assert vote("w", "do it", (0, 1), True) == NOT_ALL
+    assert "Before the deadline, rank 1 did not do it." in caplog.text
+    assert vote("w", "do it", (0, 1), True) == NOT_ALL
+
+
+def test_rank_that_waits_says_for_whom(store, caplog, monkeypatch):
+    monkeypatch.setattr(coordination, "SAY_S", 0.05)
+    vote("w", "do it", (0, 1, 2), True)
+    assert "Waiting for ranks 1, 2 to do it: 0 s of at most 0 s." in caplog.text
+
+
+def test_one_process_decides_alone(monkeypatch):
     monkeypatch.setattr(wrapper_agreement.c10d, "job_store", lambda: None)
-    assert wrapper_agreement.all_can("w", (0, 1), True, 5.0)
-    assert not wrapper_agreement.all_can("w", (0, 1), False, 5.0)
+    assert vote("w", "do it", (0, 1), True) == ALL
+    assert vote("w", "do it", (0, 1), False) == NOT_ALL
 
 
-def test_no_deadline_asks_nobody(store):
-    assert wrapper_agreement.all_can("w", (0, 1), True, 0.0)
+def test_no_deadline_decides_alone(store, monkeypatch):
+    monkeypatch.setenv(coordination.SECONDS, "0")
+    assert vote("w", "do it", (0, 1), True) == ALL
 
 
-def test_a_store_that_fails_leaves_the_old_way(store, monkeypatch):
+def test_failing_store_leaves_eager_mode(store, monkeypatch, caplog):
     def broken(*args):
         raise RuntimeError("gone")
 
-    monkeypatch.setattr(
-        wrapper_agreement.c10d, "job_store", lambda: type("S", (), {"compare_set": broken})()
-    )
-    assert wrapper_agreement.all_can("w", (0, 1), True, 1.0) is False
-
-
-def test_ranks_that_would_do_it_in_other_ways_do_not(store):
-    with ThreadPoolExecutor(2) as pool:
-        said = [
-            pool.submit(wrapper_agreement.vote, "w", (0, 1), True, 20.0, f"{rank}")
-            for rank in (0, 1)
-        ]
-        assert [each.result() for each in said] == [wrapper_agreement.DIFFERENT] * 2
+    failing = type("Failing", (), {"compare_set": broken})()
+    monkeypatch.setattr(wrapper_agreement.c10d, "job_store", lambda: failing)
+    assert vote("w", "do it", (0, 1), True) == NOT_ALL
+    assert "Ranks could not agree on whether to do it: RuntimeError: gone" in caplog.text

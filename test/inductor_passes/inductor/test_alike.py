@@ -105,7 +105,7 @@ def test_a_pass_of_others_may_ask_for_the_rank(monkeypatch):
             pass
 
     given = options()
-    monkeypatch.setattr(registry, "ordered_passes", lambda: [*registry.DEFAULT_PASSES, Theirs()])
+    monkeypatch.setattr(registry, "ordered_passes", lambda: [*registry.CORE_PASSES, Theirs()])
     assert not is_rank_free(graph_of(lambda x: x * 2, (4,)), given)
 
 

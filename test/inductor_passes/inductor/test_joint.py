@@ -9,8 +9,8 @@ from inductor_passes import PassOptions, options
 from inductor_passes.graph.collectives import launches
 from inductor_passes.inductor.graph_module import capturing
 from inductor_passes.inductor.options import taken_off
+from inductor_passes.joint_decision import half_of
 from inductor_passes.pipeline import run_passes
-from inductor_passes.split.decision import half_of
 from inductor_passes.testing import fake_group
 
 c10d, aten = torch.ops._c10d_functional, torch.ops.aten
@@ -38,7 +38,7 @@ def captured(split, train=True, **more):
         torch.compile(step, backend=backend, fullgraph=True)(*given)
         graphs = {each.phase: each.graph for each in found}
         records = {
-            phase: run_passes(graph, PassOptions(split=split, **more))
+            phase: run_passes(graph, PassOptions(extra={"split": split}, **more))
             for phase, graph in graphs.items()
         }
     return graphs, records
@@ -81,4 +81,4 @@ def test_a_pass_of_the_user_runs_first_and_is_given_back():
     given["joint_custom_post_pass"].attachment.chain_joint(torch.fx.Graph())
     assert seen == [0]
     own, left = taken_off(given)
-    assert own.split == 2 and left["joint_custom_post_pass"] is theirs
+    assert own.extra == {"split": 2} and left["joint_custom_post_pass"] is theirs

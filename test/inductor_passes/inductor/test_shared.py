@@ -15,7 +15,8 @@ from inductor_passes.inductor import shared_compile
 from inductor_passes.inductor.shared_compile import SharedLowering
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.ranks import compile_once, decision
-from inductor_passes.ranks.collective_trace import Group, Launch, Stream
+from inductor_passes.ranks.collective_trace import CollectiveTrace, Group, Launch
+from inductor_passes.ranks.coordination import Coordination
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.testing import trace
 from inductor_passes.torch_compat import c10d, caches
@@ -37,7 +38,7 @@ def both(compiles, store=None, key=KEY):
     there, and of whom.
     """
     store = store or dist.HashStore()
-    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
+    first, second = SharedLowering(Coordination(store), 0), SharedLowering(Coordination(store), 1)
     assert not first.missed(key)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(second.missed, key)
@@ -60,7 +61,7 @@ def test_what_one_has_compiled_the_other_finds_in_their_folder(folder):
 
 def test_who_comes_when_it_is_done_finds_it_too():
     store = dist.HashStore()
-    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
+    first, second = SharedLowering(Coordination(store), 0), SharedLowering(Coordination(store), 1)
     assert not first.missed(KEY)
     save()
     first.end()
@@ -74,7 +75,9 @@ def test_ranks_with_other_sizes_behind_their_symbols_do_not_wait_for_each_other(
     given = [graph.find_nodes(op="placeholder")[0].meta["val"] for graph in graphs]
     few, many = (shared_compile._hints([x, x.shape[0], 3]) for x in given)
     assert few != many and " 4 " in few
-    ranks = [SharedLowering(store, rank, sizes) for rank, sizes in enumerate((few, many))]
+    ranks = [
+        SharedLowering(Coordination(store), rank, sizes) for rank, sizes in enumerate((few, many))
+    ]
     assert not any(each.missed(KEY) for each in ranks)
     for each in ranks:
         each.end()
@@ -84,7 +87,7 @@ def test_folders_apart_are_known_for_later_graphs(monkeypatch):
     monkeypatch.setattr(shared_compile, "is_here", lambda mark: False)
     store = dist.HashStore()
     both(save, store)
-    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
+    first, second = SharedLowering(Coordination(store), 0), SharedLowering(Coordination(store), 1)
     assert not first.missed("fother")
     caches.put_entry("fother", b"more")
     first.end()  # before the other comes
@@ -108,10 +111,10 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
     job = SimpleNamespace(decide=lambda stream, offer: voted.append(stream.groups))
     monkeypatch.setattr(shared_compile.decision, "current", lambda: job)
     store = dist.HashStore()
-    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
+    first, second = SharedLowering(Coordination(store), 0), SharedLowering(Coordination(store), 1)
     assert not first.missed(KEY)
     launch = Launch("all_reduce sum float32", 0, ("f:3",), 8)
-    first.offers(Stream((Group("3", (0, 1)),), (launch,)), offer=None)
+    first.offers(CollectiveTrace((Group("3", (0, 1)),), (launch,)), offer=None)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(second.missed, KEY)
         while not voted:
@@ -131,13 +134,13 @@ def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compil
     monkeypatch.setattr(c10d, "real_group_ranks", {"3": (1, 3)}.get)
     store, plan = dist.HashStore(), "[[[1], 0], [[0], 0]]"
     launches = tuple(Launch("all_reduce sum float32", 0, (f"f:{line}",), 8) for line in (3, 4))
-    stream = Stream((Group("3", (1, 3)),), launches)
+    stream = CollectiveTrace((Group("3", (1, 3)),), launches)
     ranks = {rank: decision.Orders(store, rank, None) for rank in (1, 3)}
     with ThreadPoolExecutor(2) as pool:
         settled = pool.map(lambda job: job.decide(stream, CachedOffer(plan)).plan, ranks.values())
     assert set(settled) == {plan}
     monkeypatch.setattr(decision, "current", lambda: ranks[1])
-    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
+    first, second = SharedLowering(Coordination(store), 0), SharedLowering(Coordination(store), 1)
     assert not first.missed(KEY)
     first.offers(stream, CachedOffer("program"))
     assert not second.missed(KEY)  # an answer that is not there is no refusal
@@ -185,11 +188,13 @@ def test_a_folder_that_cannot_be_written_costs_the_sharing_alone(monkeypatch, ca
 
 def test_a_key_is_asked_for_once_a_compile():
     store = dist.HashStore()
-    one = SharedLowering(store, 0)
+    one = SharedLowering(Coordination(store), 0)
     assert not one.missed(KEY)
     assert not one.missed(KEY)
     one.end()
-    again = SharedLowering(store, 0)  # compiled here before, and gone from the cache since
+    again = SharedLowering(
+        Coordination(store), 0
+    )  # compiled here before, and gone from the cache since
     assert not again.missed(KEY)
     again.end()
 
@@ -199,7 +204,7 @@ def test_a_store_that_fails_leaves_each_to_itself(caplog):
         def compare_set(self, *args):
             raise RuntimeError("connection reset")
 
-    one = SharedLowering(Gone(), 0)
+    one = SharedLowering(Coordination(Gone()), 0)
     assert not one.missed(KEY)
     one.end()
     assert "connection reset" in caplog.text
@@ -211,7 +216,7 @@ def test_ranks_that_do_not_match_are_no_failure_of_the_store(monkeypatch):
 
     monkeypatch.setattr(compile_once.Waiting, "outcome", outcome)
     store = dist.HashStore()
-    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
+    first, second = SharedLowering(Coordination(store), 0), SharedLowering(Coordination(store), 1)
     first.missed(KEY)
     with pytest.raises(RanksDifferError):
         second.missed(KEY)
@@ -221,7 +226,7 @@ def test_ranks_that_do_not_match_are_no_failure_of_the_store(monkeypatch):
 def test_nothing_is_shared_without_a_job_or_unless_asked_for():
     for wanted in (True, False):
         options = PassOptions(compile="shared" if wanted else "each")
-        session = SimpleNamespace(options=options, cache_salt="", trace=None)
+        session = SimpleNamespace(options=options, cache_salt="", shared_trace=None)
         with shared_compile.share_lowering(session, ()) as found:
             assert found is None
 

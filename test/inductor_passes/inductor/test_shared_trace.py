@@ -12,6 +12,7 @@ from torch import fx
 from inductor_passes.inductor import shared_trace
 from inductor_passes.inductor.shared_trace import SharedTrace
 from inductor_passes.ranks.compile_once import Waiting, claim
+from inductor_passes.ranks.coordination import Coordination
 from inductor_passes.testing import trace
 from inductor_passes.torch_compat import rank_reads
 
@@ -25,7 +26,7 @@ def module(function):
 
 @pytest.fixture
 def store():
-    return dist.HashStore()
+    return Coordination(dist.HashStore())
 
 
 @pytest.fixture

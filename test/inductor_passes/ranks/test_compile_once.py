@@ -10,10 +10,11 @@ import pytest
 import torch.distributed as dist
 
 from inductor_passes.ranks import compile_once
-from inductor_passes.ranks.collective_trace import PROGRAM, Group, Launch, Stream
+from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, Group, Launch
 from inductor_passes.ranks.compile_once import Claim, End, Turn, Waiting, claim
+from inductor_passes.ranks.coordination import Coordination, CoordinationError
 
-STREAM = Stream((Group("0", (0, 1)),), (Launch("all_reduce sum float32", 0, ("f:3",), 8),))
+STREAM = CollectiveTrace((Group("0", (0, 1)),), (Launch("all_reduce sum float32", 0, ("f:3",), 8),))
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ class Chosen:
         return plan in self._follows
 
 
-def waiting(store, turn, rank, vote=lambda stream, offer: None):
+def waiting(store, turn, rank, vote=lambda trace, offer: None):
     return Waiting(store, turn, rank, "-", vote)
 
 
@@ -48,7 +49,7 @@ def in_a_thread(function):
 
 
 def test_one_claims_a_key_and_the_others_learn_who():
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     found = [claim(store, "k", rank, "-") for rank in range(3)]
     assert isinstance(found[0], Claim)
     assert found[1:] == [Turn("k", 0, 0, "-")] * 2
@@ -59,7 +60,7 @@ def test_one_claims_a_key_and_the_others_learn_who():
 
 
 def test_who_waits_learns_the_digest_of_the_entry_and_none_where_there_is_none():
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     for digest in ("abc", ""):
         turn = claim(store, digest, 0, "-")
         waits = in_a_thread(waiting(store, claim(store, digest, 1, "-"), 1).outcome)
@@ -70,7 +71,7 @@ def test_who_waits_learns_the_digest_of_the_entry_and_none_where_there_is_none()
 
 
 def test_an_entry_goes_through_the_store_where_it_was_asked_for():
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     turn = claim(store, "k", 0, "-")
     waits = waiting(store, claim(store, "k", 1, "-"), 1)
     assert not turn.is_wanted()
@@ -83,7 +84,7 @@ def test_an_entry_goes_through_the_store_where_it_was_asked_for():
 
 def test_what_is_too_long_for_the_store_does_not_go_there(monkeypatch):
     monkeypatch.setattr(compile_once, "MOST_BYTES", 3)
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     turn = claim(store, "k", 0, "-")
     waits = waiting(store, claim(store, "k", 1, "-"), 1)
     turn.end("d", b"code")
@@ -91,7 +92,7 @@ def test_what_is_too_long_for_the_store_does_not_go_there(monkeypatch):
 
 
 def test_one_of_the_others_takes_the_place_of_a_rank_that_died():
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     dead = claim(store, "k", 0, "-")
     dead._over.set()  # beats no more, and ends nothing
     waits = [in_a_thread(waiting(store, dead.turn, rank).outcome) for rank in (1, 2, 3)]
@@ -106,11 +107,11 @@ def test_one_of_the_others_takes_the_place_of_a_rank_that_died():
 
 
 def test_who_waits_votes_as_the_rank_that_compiles():
-    store, voted = dist.HashStore(), []
+    store, voted = Coordination(dist.HashStore()), []
     turn = claim(store, "k", 0, "-")
 
-    def vote(stream, offer):
-        voted.append((stream, offer.plan(), offer.can_follow("a"), offer.can_follow("b")))
+    def vote(trace, offer):
+        voted.append((trace, offer.plan(), offer.can_follow("a"), offer.can_follow("b")))
         voted.append(offer.can_follow(PROGRAM))
 
     waits = in_a_thread(waiting(store, claim(store, "k", 1, "-"), 1, vote).outcome)
@@ -124,10 +125,10 @@ def test_who_waits_votes_as_the_rank_that_compiles():
 
 
 def test_who_gets_no_answer_compiles_by_itself_and_casts_no_vote():
-    store, voted = dist.HashStore(), []
+    store, voted = Coordination(dist.HashStore()), []
     turn = claim(store, "k", 0, "-")
 
-    def vote(stream, offer):
+    def vote(trace, offer):
         voted.append(offer.can_follow("nobody asked"))
 
     turn.offers(STREAM, Chosen("mine"))
@@ -141,7 +142,7 @@ def test_who_gets_no_answer_of_one_that_is_done_or_dead_takes_its_entry_or_its_p
     ends, monkeypatch
 ):
     monkeypatch.setattr(compile_once, "VERDICT_S", 5.0)
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     turn = claim(store, "k", 0, "-")
     turn.offers(STREAM, Chosen("mine"))
     if ends:
@@ -150,7 +151,7 @@ def test_who_gets_no_answer_of_one_that_is_done_or_dead_takes_its_entry_or_its_p
         turn._over.set()
 
     found = waiting(
-        store, turn.turn, 1, lambda stream, offer: offer.can_follow("nobody asked")
+        store, turn.turn, 1, lambda trace, offer: offer.can_follow("nobody asked")
     ).outcome()
     assert found == End("d") if ends else isinstance(found, Claim)
     if not ends:
@@ -158,11 +159,11 @@ def test_who_gets_no_answer_of_one_that_is_done_or_dead_takes_its_entry_or_its_p
 
 
 def test_a_plan_of_one_that_died_is_the_programs():
-    store, voted = dist.HashStore(), []
+    store, voted = Coordination(dist.HashStore()), []
     dead = claim(store, "k", 0, "-")
     dead.offers(STREAM, Chosen("mine"))
     dead._over.set()
-    found = waiting(store, dead.turn, 1, lambda stream, offer: voted.append(offer.plan())).outcome()
+    found = waiting(store, dead.turn, 1, lambda trace, offer: voted.append(offer.plan())).outcome()
     assert isinstance(found, Claim)
     assert voted == [PROGRAM]
     found.end("", None)
@@ -179,21 +180,21 @@ class Broken:
 
 
 def test_a_store_that_goes_ends_no_compile():
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     turn = claim(store, "k", 0, "-")
-    turn._store = Broken()
+    turn._job = Coordination(Broken())
     turn.offers(STREAM, Chosen("mine")).plan()
     assert not turn.is_wanted()
     turn.end("d", b"code")
-    with pytest.raises(compile_once.FAILURES):
-        waiting(Broken(), turn.turn, 1).outcome()
+    with pytest.raises(CoordinationError):
+        waiting(Coordination(Broken()), turn.turn, 1).outcome()
 
 
 def test_no_thread_beats_after_the_end():
-    turn = claim(dist.HashStore(), "k", 0, "-")
+    turn = claim(Coordination(dist.HashStore()), "k", 0, "-")
     turn.end("", None)
     time.sleep(0.2)
-    assert not [each for each in threading.enumerate() if each.name == "dynamo_dist beat"]
+    assert not [each for each in threading.enumerate() if each.name == "inductor_passes beat"]
 
 
 class Compiling:
@@ -235,12 +236,12 @@ class Compiling:
 def outcome(store, turn, still_s, rank=1):
     """How a wait ended, and after how long."""
     began = time.monotonic()
-    waits = Waiting(store, turn, rank, "-", lambda stream, offer: None, still_s=still_s)
+    waits = Waiting(store, turn, rank, "-", lambda trace, offer: None, still_s=still_s)
     return waits.outcome(), time.monotonic() - began
 
 
 def test_a_compile_that_hangs_costs_one_deadline(caplog):
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     with Compiling(store, "whole") as whole, Compiling(store, "half") as half:
         found, seconds = outcome(store, whole.turn, 0.3)
         assert found == End("") and seconds > 0.25
@@ -257,7 +258,7 @@ def test_a_compile_that_hangs_costs_one_deadline(caplog):
 
 
 def test_a_long_compile_that_goes_on_is_waited_for():
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     with Compiling(store, "k", in_one=False) as turn:
         waits = in_a_thread(lambda: outcome(store, turn.turn, 0.3))
         time.sleep(1.0)
@@ -268,18 +269,18 @@ def test_a_long_compile_that_goes_on_is_waited_for():
 
 def test_no_compile_is_waited_for_without_end(monkeypatch):
     monkeypatch.setattr(compile_once, "MOST_STILL", 2)
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     with Compiling(store, "k", in_one=False) as turn:
         found, seconds = outcome(store, turn.turn, 0.3)
         assert found == End("") and seconds > 0.5
 
 
 def test_who_waits_for_a_plan_of_a_compile_that_hangs_goes_on():
-    store, voted = dist.HashStore(), []
+    store, voted = Coordination(dist.HashStore()), []
     with Compiling(store, "k") as turn:
         turn.offers(STREAM, Chosen("mine"))
         waits = Waiting(
-            store, turn.turn, 1, "-", lambda stream, offer: voted.append(offer.plan()), still_s=0.2
+            store, turn.turn, 1, "-", lambda trace, offer: voted.append(offer.plan()), still_s=0.2
         )
         assert in_a_thread(waits.outcome).result(5) == End("")
         assert voted == [PROGRAM]
@@ -287,7 +288,7 @@ def test_who_waits_for_a_plan_of_a_compile_that_hangs_goes_on():
 
 def test_who_waits_says_for_whom(monkeypatch, caplog):
     monkeypatch.setattr(compile_once, "SAY_S", 0.1)
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     with Compiling(store, "k", rank=3) as turn:
         outcome(store, turn.turn, 0.5)
     said = [each for each in caplog.messages if each.startswith("Waiting for rank 3")]
@@ -296,7 +297,7 @@ def test_who_waits_says_for_whom(monkeypatch, caplog):
 
 def test_a_rank_that_died_is_waited_for_once(monkeypatch):
     monkeypatch.setattr(compile_once, "SILENT_S", 1.0)
-    store = dist.HashStore()
+    store = Coordination(dist.HashStore())
     dead = [claim(store, key, 0, "-") for key in ("whole", "half")]
     for each in dead:
         each._over.set()

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from inductor_passes.errors import CannotFollowError
-from inductor_passes.ranks import decision
-from inductor_passes.ranks.collective_trace import PROGRAM, Group, Launch, Stream
+from inductor_passes.ranks import coordination, decision
+from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, Group, Launch
 from inductor_passes.ranks.decision import Orders
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.torch_compat import c10d as c10d_compat
@@ -20,13 +20,13 @@ CUT = '[[["0: part 1 of 2 along dimension 0"], "all_reduce sum float32"]]'
 GROUP = Group("0", (0, 1))
 
 
-def stream(*paths, **how):
+def trace(*paths, **how):
     launches = tuple(Launch(SUM, 0, tuple(path.split())) for path in paths)
-    return Stream((GROUP,), launches, root="f", graph="0/0", **how)
+    return CollectiveTrace((GROUP,), launches, root="f", graph="0/0", **how)
 
 
-JOINT = stream("f:1", "f:2", "f:2", "f:1", is_joint=True)
-FORWARD = stream("f:1", "f:1", "f:2", "f:2", joint=JOINT.key)
+JOINT = trace("f:1", "f:2", "f:2", "f:1", is_joint=True)
+FORWARD = trace("f:1", "f:1", "f:2", "f:2", joint=JOINT.key)
 BACKWARD = dataclasses.replace(FORWARD, backward=True)
 
 
@@ -36,7 +36,7 @@ def ranks(monkeypatch):
     and of rank 1.
     """
     decision.forget()
-    monkeypatch.setenv(decision.SECONDS, "5")
+    monkeypatch.setenv(coordination.SECONDS, "5")
     monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
     store = dist.HashStore()
     jobs = [Orders(store, rank, None) for rank in range(2)]
@@ -60,22 +60,22 @@ def test_all_ranks_cut_or_none(ranks):
 def test_a_break_that_all_meet_later_leaves_the_joint_graph_whole(ranks):
     asked = [(JOINT, CUT), (FORWARD, PROGRAM)]
     assert ranks(asked, asked) == [[CUT, PROGRAM]] * 2
-    piece = [(stream("f:1", partial=True), PROGRAM)]
+    piece = [(trace("f:1", partial=True), PROGRAM)]
     assert ranks(piece, piece) == [[PROGRAM]] * 2
     again = [(JOINT, CUT)]
     assert ranks(again, again) == [[PROGRAM]] * 2
 
 
 def test_a_break_that_one_rank_alone_meets_later_is_told(ranks, monkeypatch):
-    monkeypatch.setenv(decision.SECONDS, "0.2")
+    monkeypatch.setenv(coordination.SECONDS, "0.2")
     asked = [(JOINT, CUT), (FORWARD, PROGRAM)]
     ranks(asked, asked)
-    failed, _ = ranks([(stream("f:1", partial=True), PROGRAM)], [])
+    failed, _ = ranks([(trace("f:1", partial=True), PROGRAM)], [])
     assert isinstance(failed, CannotFollowError)
 
 
 @pytest.mark.parametrize(
-    "other", [stream("f:1", "f:2"), stream("f:1", "f:1", is_joint=True, partial=True)]
+    "other", [trace("f:1", "f:2"), trace("f:1", "f:1", is_joint=True, partial=True)]
 )
 def test_training_beside_evaluation_or_beside_pieces_cuts_nothing(ranks, other):
     mine, theirs = ranks([(JOINT, CUT)], [(other, PROGRAM)])
@@ -85,13 +85,13 @@ def test_training_beside_evaluation_or_beside_pieces_cuts_nothing(ranks, other):
 def test_a_half_that_another_rank_does_not_launch_is_an_error(ranks):
     ours, theirs = (
         [(JOINT, CUT), (FORWARD, PROGRAM)],
-        [(JOINT, CUT), (stream("f:1", partial=True), PROGRAM)],
+        [(JOINT, CUT), (trace("f:1", partial=True), PROGRAM)],
     )
     found = ranks(ours, theirs)
     assert isinstance(found[0], CannotFollowError) and "into parts" in str(found[0])
 
 
 def test_a_stream_says_what_it_is_a_half_of():
-    assert Stream.from_json(FORWARD.to_json()) == FORWARD
-    assert Stream.from_json(JOINT.to_json()) == JOINT
+    assert CollectiveTrace.from_json(FORWARD.to_json()) == FORWARD
+    assert CollectiveTrace.from_json(JOINT.to_json()) == JOINT
     assert FORWARD.key != dataclasses.replace(FORWARD, joint="").key

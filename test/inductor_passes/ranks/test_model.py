@@ -6,21 +6,15 @@ import collections
 import importlib.util
 import itertools
 import random
-import sys
-from pathlib import Path
 
+import job_model as model
 import pytest
 
 from inductor_passes.errors import CannotFollowError, RanksDifferError
-from inductor_passes.ranks import protocol as settling
-from inductor_passes.ranks.known_traces import Register
-from inductor_passes.ranks.protocol import Settling
-from inductor_passes.ranks.store import Await, ReadAll, Swap, Write
-
-_spec = importlib.util.spec_from_file_location("agree_model", Path(__file__).with_name("model.py"))
-model = importlib.util.module_from_spec(_spec)
-sys.modules["agree_model"] = model
-_spec.loader.exec_module(model)
+from inductor_passes.ranks import protocol
+from inductor_passes.ranks.coordination import Await, ReadAll, Swap, Write, gather
+from inductor_passes.ranks.decided_traces import DecidedTraces
+from inductor_passes.ranks.protocol import OrderAgreement
 
 Code, Call, Job = model.Code, model.Call, model.Job
 SUM, GATHER = "all_reduce sum f32", "all_gather f32"
@@ -173,7 +167,7 @@ def test_operations_a_rank_and_graph_are_few():
     assert result.operations <= 15 * ranks, result.operations / ranks
 
 
-def by_itself(rank, stream, offer):
+def by_itself(rank, trace, offer):
     """What came before: each rank plans for what it holds, and ranks compare each graph's
     launches, by its number.
     """
@@ -226,60 +220,55 @@ def unseen(self, group):
 
 
 def own_groups_alone(self):
-    votes = {}
-    for rank in sorted(self.peers):
-        found = yield ReadAll((f"vote/{self.key}/{rank}",))
-        if found is None:
-            return None
-        votes[rank] = model.json.loads(found[0])[1]
-    return votes
+    votes = yield from gather(self.key, self.peers)
+    return votes and {rank: model.json.loads(text)[1] for rank, text in votes.items()}
 
 
 def does_not_wait(me, known):
-    yield Write(((f"left/{known.stream.key}/{me}", "1"),))
+    yield Write(((f"left/{known.trace.key}/{me}", "1"),))
     return ()
 
 
 RULES = {
-    "who ends a stream tells those that wait": (settling, "_tell", nothing),
-    "an ended stream stands on the boards": (Settling, "_note", nothing),
-    "who passes by says so": (Settling, "pass_by", nothing),
-    "what ended on a board is learnt": (Settling, "_learn", nothing),
-    "an undecided stream of others is seen": (Settling, "_post", unseen),
-    "all ranks that groups connect have to vote": (Settling, "_all_votes", own_groups_alone),
-    "streams that may meet are known": (Register, "meeting", lambda self, *_: []),
+    "who ends a stream tells those that wait": (protocol, "_notify", nothing),
+    "an ended stream stands on the boards": (OrderAgreement, "_record_end", nothing),
+    "who passes by says so": (OrderAgreement, "announce", nothing),
+    "what ended on a board is learnt": (OrderAgreement, "_read_ended", nothing),
+    "an undecided stream of others is seen": (OrderAgreement, "_post", unseen),
+    "all ranks that groups connect have to vote": (OrderAgreement, "_all_votes", own_groups_alone),
+    "streams that may meet are known": (DecidedTraces, "meeting", lambda self, *_: []),
     "a plan is left by all or by none": (
         importlib.import_module("inductor_passes.ranks.decision"),
         "leave",
         does_not_wait,
     ),
     "who comes too late beside a plan does not run": (
-        Register,
+        DecidedTraces,
         "may_be_running",
-        lambda self, stream: None,
+        lambda self, trace: None,
     ),
     "what is left to Python is said": (
         importlib.import_module("inductor_passes.ranks.decision"),
         "leave_to_python",
         nothing,
     ),
-    "what is left to Python leaves its plans": (Register, "reordered_in", lambda self, *_: []),
+    "what is left to Python leaves its plans": (DecidedTraces, "reordered_in", lambda self, *_: []),
     "a function called from elsewhere is another call": (
         importlib.import_module("inductor_passes.ranks.collective_trace"),
         "_is_called_elsewhere",
         lambda *_: False,
     ),
-    "who is behind Python says so": (Register, "is_behind_python", lambda self, stream: False),
-    "a later graph takes what was settled": (Register, "get", lambda self, *_: None),
+    "who is behind Python says so": (DecidedTraces, "is_behind_python", lambda self, trace: False),
+    "a later graph takes what was settled": (DecidedTraces, "get", lambda self, *_: None),
     "backward graphs of a function that is cut do not wait": (
-        Register,
-        "note_cut",
+        DecidedTraces,
+        "record_cut",
         lambda self, root: None,
     ),
     "sizes of other rows are not compared": (
-        Settling,
+        OrderAgreement,
         "_theirs",
-        lambda self, group, number, put: put.stream.on(number),
+        lambda self, group, number, put: put.trace.on(number),
     ),
     "a plan is followed or refused": (model.Offer, "can_follow", lambda self, plan: True),
 }
@@ -298,7 +287,7 @@ def errors_beside_python():
 
 def test_what_python_launches_and_awaits_later_is_not_compared(monkeypatch):
     assert not errors_beside_python()
-    monkeypatch.setattr(Register, "is_left_to_python", lambda self, stream: False)
+    monkeypatch.setattr(DecidedTraces, "is_left_to_python", lambda self, trace: False)
     assert errors_beside_python()
 
 

@@ -21,20 +21,20 @@ from inductor_passes.ranks import collective_trace
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
+    CollectiveTrace,
     Frame,
     Group,
     Launch,
     LaunchPlan,
-    Stream,
     frame_of_graph,
     is_same,
     may_meet,
     number_launches,
     place_of,
 )
-from inductor_passes.ranks.decision import Decision, Orders, seconds
+from inductor_passes.ranks.coordination import SECONDS, Await, Coordination, Swap, deadline_s
+from inductor_passes.ranks.decision import Decision, Orders
 from inductor_passes.ranks.protocol import CachedOffer, GraphOffer
-from inductor_passes.ranks.store import Await, Swap, run
 from inductor_passes.testing import dump, fake_group, trace
 from inductor_passes.torch_compat import c10d as c10d_compat
 from inductor_passes.torch_compat import caches, dynamo
@@ -46,7 +46,7 @@ SUM = "all_reduce sum float32"
 def stream(*paths, partial=False, what=SUM, ranks=(0, 1)):
     group = Group("0", ranks)
     launches = tuple(Launch(what, 0, tuple(path.split())) for path in paths)
-    return Stream((group,), launches, partial=partial, root="f", graph="0/0:forward")
+    return CollectiveTrace((group,), launches, partial=partial, root="f", graph="0/0:forward")
 
 
 @pytest.fixture
@@ -66,18 +66,18 @@ class Damaged(Failing):
         self.held = held
 
     def compare_set(self, key, old, new):
-        return self.held if "put/" in key else b""
+        return self.held if "proposal/" in key else b""
 
 
 def test_without_a_store_the_order_is_the_programs_and_that_is_said_once(job, caplog):
     for _ in range(2):
         decision = job(None).decide(stream("f:1", "f:2"), CachedOffer("[[[1], 0]]"))
         assert decision.plan == PROGRAM
-    assert caplog.text.count("ranks cannot settle on an order") == 1
+    assert caplog.text.count("ranks cannot agree on an order") == 1
 
 
 def test_with_no_time_to_settle_neither(job, caplog, monkeypatch):
-    monkeypatch.setenv(orders.SECONDS, "0")
+    monkeypatch.setenv(SECONDS, "0")
     decision = job(dist.HashStore()).decide(stream("f:1"), CachedOffer("[[[1], 0]]"))
     assert decision.plan == PROGRAM and "DYNAMO_DIST_AGREEMENT_SECONDS is 0" in caplog.text
 
@@ -95,16 +95,16 @@ def test_what_cannot_be_read_in_the_store_counts_as_a_failure(job, caplog, held)
 
 
 def test_a_rank_that_does_not_come_is_named(job, caplog, monkeypatch):
-    monkeypatch.setenv(orders.SECONDS, "0.1")
+    monkeypatch.setenv(SECONDS, "0.1")
     decision = job(dist.HashStore()).decide(stream("f:1"), CachedOffer("[[[1], 0]]"))
     assert decision.plan == PROGRAM and "rank 1 had not compiled graph 0/0:forward" in caplog.text
 
 
 def test_the_time_is_read_from_the_environment():
-    assert seconds({}) == 30 and seconds({orders.SECONDS: "0"}) == 0
+    assert deadline_s({}) == 30 and deadline_s({SECONDS: "0"}) == 0
     for bad in ("soon", "-1", "inf", "nan"):
-        with pytest.raises(OptionError, match=orders.SECONDS):
-            seconds({orders.SECONDS: bad})
+        with pytest.raises(OptionError, match=SECONDS):
+            deadline_s({SECONDS: bad})
 
 
 def test_a_plan_given_up_or_another_job_ends_what_holds(job, monkeypatch):
@@ -130,7 +130,7 @@ def test_code_carries_its_stream_and_plan():
     one = stream("f:1 g:2", "f:3")
     collective_trace.count(one, "[[[1, 0], 0]]")
     (found,) = before.since()
-    assert (found.stream, found.plan) == (one, "[[[1, 0], 0]]")
+    assert (found.trace, found.plan) == (one, "[[[1, 0], 0]]")
     assert collective_trace.Counts().since() == []
 
 
@@ -156,7 +156,7 @@ def test_deep_nesting_is_damage_too(caplog):
 
 def test_streams_are_named_by_lines_and_launches_and_not_by_sizes_or_groups():
     one = stream("f:1", "f:2")
-    other = Stream(
+    other = CollectiveTrace(
         (Group("7", (2, 3)),),
         tuple(Launch(SUM, 0, launch.path, 64, "line") for launch in one.launches),
         root="f",
@@ -164,10 +164,10 @@ def test_streams_are_named_by_lines_and_launches_and_not_by_sizes_or_groups():
     )
     assert one.key == other.key
     assert one.key != stream("f:1", "f:3").key and one.key != stream("f:1").key
-    assert Stream.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert CollectiveTrace.from_json(json.loads(json.dumps(one.to_json()))) == one
     for bad in (None, [], {}, {**one.to_json(), "version": 0}, {**one.to_json(), "launches": [1]}):
-        with pytest.raises(ValueError, match="no stream"):
-            Stream.from_json(bad)
+        with pytest.raises(ValueError, match="no trace"):
+            CollectiveTrace.from_json(bad)
 
 
 def test_which_streams_ranks_may_run_for_one_another():
@@ -259,7 +259,7 @@ def test_functions_of_one_name_in_two_files_are_two():
     assert whole.is_of("f (one.py:2-6)") and whole.is_of("launch (one.py:7-8)")
     for other in ("f (two.py:2-6)", "f (one.py:7-8)", "launch (two.py:1-99)", "", "f"):
         assert not whole.is_of(other), other
-    assert Stream.from_json(whole.to_json()).is_of("launch (one.py:7-8)")
+    assert CollectiveTrace.from_json(whole.to_json()).is_of("launch (one.py:7-8)")
 
 
 def test_what_is_called_from_elsewhere_is_another_call():
@@ -293,7 +293,7 @@ def test_a_module_of_torch_is_known_by_its_own_function():
 @pytest.mark.parametrize("backward", [False, True])
 def test_one_function_in_one_place_launches_the_same(mine, theirs, alike, backward, monkeypatch):
     monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
-    monkeypatch.setenv(orders.SECONDS, "2" if mine else "0.2")
+    monkeypatch.setenv(SECONDS, "2" if mine else "0.2")
     store, root = dist.HashStore(), "call (layers.py:1-20)"
 
     def decide(rank, paths):
@@ -314,7 +314,7 @@ def test_one_function_in_one_place_launches_the_same(mine, theirs, alike, backwa
 def test_what_gathers_again_for_its_backward_is_no_function_for_python(seconds, job, monkeypatch):
     monkeypatch.setattr(dynamo, "frame_number", lambda: 7)
     own = job(dist.HashStore())
-    monkeypatch.setenv(orders.SECONDS, seconds)
+    monkeypatch.setenv(SECONDS, seconds)
     for what, backward, unlike in (
         ("all_gather float32", False, False),
         (SUM, True, False),
@@ -343,7 +343,7 @@ def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_al
             pool.map(lambda rank: rank.decide(planned, CachedOffer("[[[1], 0], [[0], 0]]")), ranks)
         )
     assert {decision.plan for decision in decisions} == {"[[[1], 0], [[0], 0]]"}
-    monkeypatch.setenv(orders.SECONDS, "0.2")
+    monkeypatch.setenv(SECONDS, "0.2")
     holds = [rank.still_holds() for rank in ranks]
     ranks[0].leave_to_python(other.__code__)
     with pytest.raises(CannotFollowError, match=rf"function \(.*:{line - 1}-{line}\) in Python"):
@@ -448,7 +448,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(monkeypatch):
     def steps():
         return (yield Swap("key", "", "new"))
 
-    assert run(steps(), store, "", 1.0) == "new"
+    assert Coordination(store).run(steps(), 1.0) == "new"
     assert store.asked == 3
 
 
@@ -464,8 +464,8 @@ def test_a_wait_that_fails_for_a_moment_is_not_taken_for_time_that_is_up():
     def steps():
         return (yield Await("key"))
 
-    assert run(steps(), Moody(), "", 5.0) is True
+    assert Coordination(Moody()).run(steps(), 5.0) is True
     store = dist.HashStore()
     start = time.monotonic()
-    assert run(steps(), store, "", 0.2) is False
+    assert Coordination(store).run(steps(), 0.2) is False
     assert time.monotonic() - start < 1.0

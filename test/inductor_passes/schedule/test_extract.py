@@ -116,7 +116,7 @@ def test_no_launch_moves_behind_a_wait_that_it_preceded_beside_sends():
     assert behind(extracted, "wait_tensor") >= {"irecv"}
 
 
-def test_effects_are_fences():
+def test_effects_are_barriers():
     library = torch.library.Library("test_extract", "FRAGMENT")
     library.define("note(Tensor x) -> ()")
     library.impl("note", lambda x: None, "Meta")

@@ -47,7 +47,9 @@ def numbered(rows=8, dynamic=False):
 
 def planned(parts=2):
     graph, _ = numbered()
-    assert run_passes(graph, PassOptions(split=parts), cost=ByRows()).split.parts == parts
+    assert (
+        run_passes(graph, PassOptions(extra={"split": parts}), cost=ByRows()).split.parts == parts
+    )
     return graph, plan_of(graph)
 
 
@@ -68,7 +70,12 @@ def test_another_rank_cuts_as_the_plan_says(parts):
         ]
         expected = run_on_ranks(graph, *given)
         _, plan = planned(parts)
-        run_passes(graph, PassOptions(split=parts), cost=ByRows(), follow=LaunchPlan.of(plan.text))
+        run_passes(
+            graph,
+            PassOptions(extra={"split": parts}),
+            cost=ByRows(),
+            follow=LaunchPlan.of(plan.text),
+        )
         assert plan_of(graph).text_for(stream) == plan.text_for(stream)
         assert len(launches(graph)) == 2 * parts + 1
         got = run_on_ranks(graph, *given)
@@ -105,7 +112,7 @@ def test_a_graph_with_fewer_rows_than_parts_cannot_follow():
 
 def test_where_ranks_may_differ_nothing_is_cut():
     graph, _ = numbered()
-    record = run_passes(graph, PassOptions(split=2), cost=ByRows(), ranks_differ=True)
+    record = run_passes(graph, PassOptions(extra={"split": 2}), cost=ByRows(), ranks_differ=True)
     (said,) = [p for p in record.passes if p.name == SplitRegions.name]
     assert said.status == "skipped" and len(launches(graph)) == 3
 

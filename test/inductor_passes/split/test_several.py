@@ -127,17 +127,21 @@ def test_regions_of_layers_that_are_alike_are_cut_alike():
     assert before == 9 < len(launches(graph))
     # Another rank finds them all by what the plan says of their launches.
     plan, (other, _) = plan_of(graph), numbered(layers)
-    run_passes(other, PassOptions(split="auto"), cost=ByRows(), follow=LaunchPlan.of(plan.text))
+    run_passes(
+        other, PassOptions(extra={"split": "auto"}), cost=ByRows(), follow=LaunchPlan.of(plan.text)
+    )
     assert plan_of(other).text_for(stream) == plan.text_for(stream)
 
 
 def test_ranks_follow_regions_in_unlike_parts():
     graph, stream = numbered()
-    run_passes(graph, PassOptions(split="auto"), cost=ByRows())
+    run_passes(graph, PassOptions(extra={"split": "auto"}), cost=ByRows())
     plan = plan_of(graph)
     assert {parts for parts, _ in plan.parts.values()} == {2, 4}
     other, _ = numbered()
-    run_passes(other, PassOptions(split="auto"), cost=ByRows(), follow=LaunchPlan.of(plan.text))
+    run_passes(
+        other, PassOptions(extra={"split": "auto"}), cost=ByRows(), follow=LaunchPlan.of(plan.text)
+    )
     assert plan_of(other).text_for(stream) == plan.text_for(stream)
 
 

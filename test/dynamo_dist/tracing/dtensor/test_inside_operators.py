@@ -85,6 +85,18 @@ def test_numbers_drawn_inside_are_refused(mesh):
         dtensor.once_more(noisy, (x,))
 
 
+def test_call_that_has_written_is_not_run_again(mesh):
+    x, calls = placed(mesh, torch.ones(4, 3), Replicate()), []
+
+    def writes():
+        calls.append(x.add_(1))
+        return x + torch.ones(4, 3)
+
+    with pytest.raises(RuntimeError, match="mixed"):
+        dtensor.once_more(writes, (x,))
+    assert len(calls) == 1
+
+
 def test_the_switch_is_as_it_was(mesh):
     x = placed(mesh, torch.ones(4, 3), Replicate())
     dtensor.once_more(lambda: x + torch.ones(4, 3), (x,))

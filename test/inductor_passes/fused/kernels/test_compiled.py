@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-di
 import inductor_passes as ip
 from inductor_passes.errors import KernelError
 from inductor_passes.fused import command as listing
+from inductor_passes.fused import feature
 from inductor_passes.fused.kernels import availability, register_operators
 from inductor_passes.fused.kernels import workspace as spaces
-from inductor_passes.inductor import hooks as attachment
 from inductor_passes.inductor.session import compile_with_passes, graph_passes_only
 
 
@@ -40,7 +40,7 @@ def test_a_wait_that_gave_up_is_raised_by_the_next_call(available):
 
 def test_attaching_registers_what_code_from_a_cache_may_call(available):
     called = []
-    available.setattr(attachment, "register_operators", lambda: called.append(True))
+    available.setattr(feature, "register_operators", lambda: called.append(True))
     ip.options()
     available.setattr(availability, "why_not_here", lambda: "triton is not installed")
     ip.options()

@@ -19,14 +19,14 @@ from inductor_passes.errors import RanksDifferError
 from inductor_passes.ranks import decision as deciding
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
+    CollectiveTrace,
     Group,
     Launch,
     LaunchPlan,
     Planned,
-    Stream,
 )
-from inductor_passes.ranks.known_traces import Register
-from inductor_passes.ranks.store import Await, ReadAll, Swap, Write
+from inductor_passes.ranks.coordination import Await, ReadAll, Swap, Write
+from inductor_passes.ranks.decided_traces import DecidedTraces
 
 
 @dataclass(frozen=True)
@@ -122,27 +122,27 @@ class Offer:
     can.
     """
 
-    def __init__(self, stream, needs, holds, stiff):
-        self.stream, self.needs, self.holds, self.stiff = stream, needs, holds, stiff
+    def __init__(self, trace, needs, holds, stiff):
+        self.trace, self.needs, self.holds, self.stiff = trace, needs, holds, stiff
 
     def plan(self):
-        count = len(self.stream.launches)
-        rng = random.Random(f"{self.stream.key} {self.holds}")
+        count = len(self.trace.launches)
+        rng = random.Random(f"{self.trace.key} {self.holds}")
         tries = [self._shuffled(rng) for _ in range(3)] + [[[i] for i in range(count)]]
         plan = next(p for p in tries if self._fits(p))
         return LaunchPlan(
-            tuple(Planned(tuple(m), self.stream.launches[m[0]].what) for m in plan)
-        ).text_for(self.stream)
+            tuple(Planned(tuple(m), self.trace.launches[m[0]].what) for m in plan)
+        ).text_for(self.trace)
 
     def _shuffled(self, rng):
-        order = list(range(len(self.stream.launches)))
+        order = list(range(len(self.trace.launches)))
         rng.shuffle(order)
         plan = []
         for i in order:
             last = plan[-1][0] if plan else None
-            launch = self.stream.launches[i]
+            launch = self.trace.launches[i]
             if last is not None and rng.random() < 0.5:
-                other = self.stream.launches[last]
+                other = self.trace.launches[last]
                 if (other.what, other.group) == (launch.what, launch.group):
                     plan[-1].append(i)
                     continue
@@ -152,7 +152,7 @@ class Offer:
     def _fits(self, plan):
         place = {i: p for p, members in enumerate(plan) for i in members}
         if self.stiff:
-            return plan == [[i] for i in range(len(self.stream.launches))]
+            return plan == [[i] for i in range(len(self.trace.launches))]
         return all(place[a] > place[b] for a, b in self.needs)
 
     def can_really_follow(self, text):
@@ -169,7 +169,7 @@ class Offer:
 class Rank:
     def __init__(self, number, job, model):
         self.number, self.job, self.model = number, job, model
-        self.register = Register()
+        self.decided = DecidedTraces()
         self.compiled = {}
         self.around = [
             Group(f"role{role}", group)
@@ -209,7 +209,7 @@ class Rank:
             yield from self._launch(call, backward, owns, plan)
 
     def _in_python(self, call, launches, backward):
-        steps = self.model.leave(self.number, root_of(call.code), (), self.register, self.around)
+        steps = self.model.leave(self.number, root_of(call.code), (), self.decided, self.around)
         if (yield from steps):
             self.model.bump(self.number)
         for i, (what, role) in enumerate(launches):
@@ -219,8 +219,8 @@ class Rank:
                 own, name = (Launch(what, 0, (f"{what}:1",)),), Group(f"role{role}", group)
                 callers = frozenset((line_of(call.code, i),))
                 root = f"{what} (library.py:1-1)"
-                stream = Stream((name,), own, root=root, graph=what, callers=callers)
-                yield from self._settled((what, role), stream, Offer(stream, (), 0, False))
+                trace = CollectiveTrace((name,), own, root=root, graph=what, callers=callers)
+                yield from self._settled((what, role), trace, Offer(trace, (), 0, False))
             # Python may wait for what it launches much later.
             for _, *launch in self._launch(call, launches, [i], PROGRAM):
                 yield ("start", *launch)
@@ -241,7 +241,7 @@ class Rank:
         back = len(pieces) - 1 - number
         return range(cuts[back], cuts[back + 1])
 
-    def _stream(self, call, launches, chosen, partial, backward):
+    def _trace(self, call, launches, chosen, partial, backward):
         groups, numbers, found = [], {}, []
         for i in chosen:
             if launches[i] is None:
@@ -256,7 +256,7 @@ class Rank:
             # Rows of a mesh have batches of their own.
             size = 64 + 1000 * self.job.groups[role].index(group)
             found.append((i, Launch(what, numbers[role], path, size)))
-        stream = Stream(
+        trace = CollectiveTrace(
             tuple(groups),
             tuple(launch for _, launch in found),
             backward,
@@ -264,27 +264,27 @@ class Rank:
             root_of(call.code),
             call.code.name,
         )
-        return stream, [i for i, _ in found]
+        return trace, [i for i, _ in found]
 
     def _graph(self, call, frame, launches, chosen, partial, backward):
-        stream, numbers = self._stream(call, launches, chosen, partial, backward)
-        if not stream.launches:
+        trace, numbers = self._trace(call, launches, chosen, partial, backward)
+        if not trace.launches:
             return PROGRAM
         needs = () if backward else call.code.needs
         local = {i: k for k, i in enumerate(numbers)}
         inside = [(local[a], local[b]) for a, b in needs if a in local and b in local]
-        offer = Offer(stream, inside, call.holds, call.stiff)
-        return (yield from self._settled((*frame, backward, tuple(chosen)), stream, offer))
+        offer = Offer(trace, inside, call.holds, call.stiff)
+        return (yield from self._settled((*frame, backward, tuple(chosen)), trace, offer))
 
-    def _settled(self, key, stream, offer):
+    def _settled(self, key, trace, offer):
         if key in self.compiled and self.compiled[key][0] == self.model.epoch(self.number):
             return self.compiled[key][1]
-        decision = yield from self.model.decide(self, stream, offer)
+        decision = yield from self.model.decide(self, trace, offer)
         if not offer.can_really_follow(decision.plan):
             raise Wrong(f"rank {self.number} cannot launch as {decision.plan}")
         if decision.given_up:
             self.model.bump(self.number)
-        self.model.decisions.append((self.number, stream.root, decision))
+        self.model.decisions.append((self.number, trace.root, decision))
         self.compiled[key] = (self.model.epoch(self.number), decision.plan)
         return decision.plan
 
@@ -305,8 +305,8 @@ class Rank:
             yield ("launch", (role, group), (what, sites))
 
 
-def shipped(rank, stream, offer):
-    return deciding.decide(rank.number, stream, offer, rank.register, rank.around)
+def shipped(rank, trace, offer):
+    return deciding.decide(rank.number, trace, offer, rank.decided, rank.around)
 
 
 class Model:
@@ -403,7 +403,7 @@ def draw(rng, *, lonely=False):
         roles = [((0, 1), (2, 3)), ((0, 2), (1, 3))] + roles * rng.choice((0, 1))
     elif ranks > 2 and rng.random() < 0.3:
         roles.append(((0, 1),))
-    # A rank outside of a group that others use has another stream for the whole function, which may
+    # A rank outside of a group that others use has another trace for the whole function, which may
     # be that of a part for them: then a plan settled for the part is not given up in time, and an
     # error says so.
     alike = all(sum(map(len, groups)) == ranks for groups in roles)
