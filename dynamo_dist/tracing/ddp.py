@@ -42,6 +42,7 @@ class _Averaged:
         self._state = None if replicated is None else ref(replicated)
         found = [*ddp.averaged_parameters(wrapper, module)]
         params = ddp.parameters(wrapper)
+        # Names and shapes, which all ranks have in common, make the same key on all of them.
         named = [(name, tuple(params[place].shape)) for place, _, name in found]
         ranks = dist.get_process_group_ranks(wrapper.process_group)
         key = wrapper_agreement.name(wrapper, named, ranks)
@@ -58,6 +59,8 @@ class _Averaged:
     def settings(self) -> tuple[Any, ...]:
         """What a program may change between calls, as far as a graph depends on it."""
         wrapper = self.wrapper()
+        # The module is gone; the guard fails, and the function is compiled for whatever took its
+        # place.
         if wrapper is None:
             return ()
         self.follow(wrapper)
@@ -71,6 +74,8 @@ class _Averaged:
     def follow(self, wrapper: DistributedDataParallel) -> None:
         """Do first what ``replicate`` does in each forward."""
         state = None if self._state is None else self._state()
+        # ``replicate`` keeps ``no_sync`` in its own state and hands it to its DDP module at each
+        # forward.
         if state is not None:
             ddp.follow(state, wrapper)
 
@@ -268,6 +273,7 @@ def _share_buffers(self: Any) -> None:
     with torch.no_grad():
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in self.modules_buffers:
+            # One broadcast a dtype, as only tensors of one dtype can be joined.
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
         for buffers in by_dtype.values():
             flat = torch.cat([each.reshape(-1) for each in buffers])
