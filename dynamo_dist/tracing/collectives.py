@@ -97,6 +97,7 @@ def all_to_all_single(
     """
     here = member(group)
     size = here.size()
+    # Functional all-to-all wants all sizes; c10d takes none, or an empty list, for even splits.
     received = list(output_split_sizes or [output.size(0) // size] * size)
     sent = list(input_split_sizes or [input.size(0) // size] * size)
     launched = torch.ops._c10d_functional.all_to_all_single(
@@ -112,6 +113,7 @@ def all_to_all(
     async_op: bool = False,
 ) -> dist.Work | None:
     """``dist.all_to_all``: one flat launch, the tensors of each list may differ in size."""
+    # Flat, because the tensors of a list may differ in shape and a collective has one buffer.
     parts = [payload(each).view(-1) for each in input_tensor_list]
     received = [payload(each).numel() for each in output_tensor_list]
     launched = torch.ops._c10d_functional.all_to_all_single(
@@ -128,6 +130,8 @@ def barrier(
 ) -> dist.Work | None:
     """``dist.barrier``; a launch without data, which no pass may drop."""
     here = member(group)
+    # An operator of ours: c10d's has no functional form, and the serial number keeps two barriers
+    # apart.
     token = torch.ops.dynamo_dist.barrier(
         barrier_device(here, device_ids),
         device_ids or [],
@@ -162,6 +166,7 @@ def all_gather_into_tensor(
 def launch_all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """One all-gather in flight, along dimension 0."""
     sent = payload(tensor)
+    # An all-gather concatenates along dimension 0, which a number does not have.
     if sent.dim() == 0:
         sent = sent.view(1)
     return torch.ops._c10d_functional.all_gather_into_tensor(sent, group.size(), group.group_name)
@@ -178,11 +183,13 @@ def all_gather(
     sizes = [each.numel() for each in tensor_list]
     longest = max(sizes)
     finish: Finish
+    # Equal sizes need no padding: the tensor is sent as it is.
     if min(sizes) == longest:
         finish, sent = split_back, tensor
     else:  # every rank knows every size, so all of them pad alike
         flat = payload(tensor).view(-1)
         finish = padded_back
+        # Complex numbers are sent as pairs, which ``numel`` of the buffers does not count.
         width = longest * (2 if tensor.is_complex() else 1)
         sent = torch.nn.functional.pad(flat, (0, width - flat.numel()))
     return end(finish, [launch_all_gather(sent, here)], tensor_list, async_op)
@@ -214,6 +221,7 @@ def all_gather_coalesced(
     launched = _launch_coalesced(list(input_tensor_list), member(group))
     outputs = [
         output_tensor_lists[rank][i]
+        # By input and then by rank, which is the order in which each launch's result lies.
         for i in range(len(input_tensor_list))
         for rank in range(len(output_tensor_lists))
     ]
@@ -223,6 +231,7 @@ def all_gather_coalesced(
 
 def split_each_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish launches that each hold the elements of their share of the buffers, in order."""
+    # Each launch has one result a rank.
     share = len(outputs) // len(launched)
     for i, each in enumerate(launched):
         split_back([each], outputs[i * share : (i + 1) * share])
@@ -238,6 +247,7 @@ def gather(
 ) -> dist.Work | None:
     """``dist.gather``; ValueError for a list on the wrong ranks, as in eager mode."""
     here = member(group)
+    # As in c10d: a rank of the job, also where the group lacks it, which is an error then.
     if dst is None and group_dst is None:
         dst = 0
     root = rank_in(here, dst, group_dst)
@@ -249,6 +259,7 @@ def gather(
         return end(copy_back, list(launched), gather_list, async_op)
     if gather_list:
         raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
+    # Other ranks launch too; their results are empty, and nothing is copied.
     launched = torch.ops.dynamo_dist.gather(payload(tensor), [], root, here.group_name)
     return end(only_wait, list(launched), [], async_op)
 
@@ -348,6 +359,7 @@ def reduce_scatter_tensor(
     """``dist.reduce_scatter_tensor``: ``input`` concatenated or stacked, in any shape."""
     here = member(group)
     flat = payload(input)
+    # c10d counts elements only, while the functional collective splits dimension 0.
     if flat.dim() == 0 or flat.size(0) % here.size() != 0:
         flat = flat.view(-1)
     return end(copy_back, [launch_reduce_scatter(flat, op, here)], [output], async_op)
@@ -471,6 +483,7 @@ def coalescing_manager(
     group: Group = None, device: torch.device | None = None, async_ops: bool = False
 ) -> Iterator[Coalesced]:
     """``dist._coalescing_manager``: one launch where the block ends."""
+    # No ``try``: an error inside is raised before anything has been launched, as in c10d.
     open_manager(group)
     manager = Coalesced()
     yield manager

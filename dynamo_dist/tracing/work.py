@@ -53,6 +53,7 @@ class GraphWork(dist.Work):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def wait(self, timeout: object = None) -> bool:
         """Wait, without a deadline of its own: ``timeout`` is that of the process group. True."""
+        # Programs wait more than once; what the buffers hold meanwhile is theirs.
         if (finish := self._finish) is not None:
             self._finish = None
             finish(self._launched, self._outputs)
@@ -100,6 +101,7 @@ class GraphFuture(torch.futures.Future):  # type: ignore[type-arg]
         """Return the value of the collective, or of the callback. A callback runs once, at the
         first ask.
         """
+        # The callback's result is kept by torch's future, so it runs once.
         if not super().done():
             self._of.wait()
             if self._callback is not None:
@@ -148,6 +150,8 @@ def wait(launched: torch.Tensor) -> torch.Tensor:
 def only_wait(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish a launch that gives nothing: a send, a barrier."""
     for each in launched:
+        # An operator with effects and a number of its own: nobody uses its result, and equal calls
+        # would be merged.
         torch.ops.dynamo_dist.wait_tensor(each, next_serial())
 
 
@@ -156,6 +160,7 @@ def copy_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None
     not.
     """
     for each, output in zip(launched, outputs, strict=True):
+        # c10d's buffers are outside of autograd, in eager mode too.
         buffer, result = plain(output), wait(each)
         buffer.copy_(result if result.shape == buffer.shape else result.view(buffer.shape))
 
@@ -264,11 +269,14 @@ class WorkVariable(InFlightVariable):
         """Trace the wait and the copy into the buffers, once."""
         if not self.done:
             self.done = True
+            # Removed first, because the copy below uses buffers that count as in flight otherwise.
             traced(tx).works.remove(self)
             dynamo_building.call_traced(tx, self.finish, [self.launched, self.outputs], {})
 
     def reconstruct(self, codegen: PyCodegen) -> None:
         self.left = True
+        # A Work that is done inside still is an object to the program, and its ``wait()`` does
+        # nothing.
         finish = dynamo_building.build(codegen.tx, None) if self.done else self.finish
         launched = dynamo_building.build_list(codegen.tx, []) if self.done else self.launched
         dynamo_calls.construct_on_return(codegen, GraphWork, [finish, launched, self.outputs])
@@ -293,6 +301,8 @@ class FutureVariable(InFlightVariable):
         if name not in FUTURE_METHODS:
             _refuse(name)
         if name == "then":
+            # Traced at the first wait, as eager runs it when the collective has ended and not
+            # before.
             future = FutureVariable(self, *args, **kwargs)
             traced(tx).futures.append(future)
             return future
@@ -354,6 +364,7 @@ def traced_wait_tensor(
     """``wait_tensor`` of a buffer in flight ends its launch; None for anything else."""
     state = traced(tx)
     tensors = [*args, *kwargs.values()]
+    # Functional collectives of the program itself are upstream's.
     if not state.works or len(tensors) != 1:
         return None
     buffer = dynamo_building.fake_tensor(tensors[0])
@@ -362,6 +373,7 @@ def traced_wait_tensor(
         for work in state.works
         if any(dtensor_specs.may_overlap(buffer, b) for b in work.buffers)
     ]
+    # A buffer may be part of several launches, such as slices of one tensor.
     for work in found:
         work.end(tx)
     return tensors[0] if found else None
@@ -376,6 +388,8 @@ class EagerWorkVariable(InFlightVariable):
     def method(self, tx: Any, name: str, args: list[object], kwargs: dict[str, object]) -> Any:
         if name not in _GIVES_TRUE | _GIVES_NONE:
             _refuse(name)
+        # The wait is moved before the graph, past the launch: the order of launches would change on
+        # this rank.
         if traced(tx).has_launched:
             dynamo_building.graph_break(
                 "Wait for a Work of an earlier launch after a launch in the graph",
@@ -419,6 +433,7 @@ def used_in_flight(tx: Any, work: WorkVariable) -> None:
 def before_end(tx: object) -> None:
     """Wait at the graph's end for every Work that nobody can wait for any more."""
     state = traced(tx)
+    # A Work that the program still holds, or returns, may be waited for after the graph.
     alive = dynamo_calls.trackers_in_use(tx) if state.works or state.futures else set()
     found: list[FutureVariable | WorkVariable] = [*state.futures, *state.works]
     for pending in found:
