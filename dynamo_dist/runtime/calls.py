@@ -147,10 +147,10 @@ def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
 
 # Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when
 # the plugin is disabled, all are dropped.
-_MOST = 16384
+_MOST_SPECS = 16384
 
 
-class _Made(NamedTuple):
+class _KnownSpec(NamedTuple):
     flatten_spec: object  # held, so that its id is not given to another
     mesh: object
     size: Any
@@ -159,7 +159,7 @@ class _Made(NamedTuple):
     requires_grad: bool
 
 
-_made: dict[int, _Made] = {}
+_specs: dict[int, _KnownSpec] = {}
 
 
 def wrapping_patches() -> list[Patch]:
@@ -171,10 +171,10 @@ class _Forget(OwnState):
     """Undone with the rest: what was made while enabled is held no longer."""
 
     def apply(self) -> None:
-        _made.clear()
+        _specs.clear()
 
     def undo(self) -> None:
-        _made.clear()
+        _specs.clear()
 
 
 def unflatten(
@@ -192,7 +192,7 @@ def unflatten(
     """
     mesh = inner_tensors.get("device_mesh")
     # The id alone is not enough: the object is compared below, as the entry keeps it alive.
-    known = _made.get(id(flatten_spec))
+    known = _specs.get(id(flatten_spec))
     if (
         known is not None
         and known.flatten_spec is flatten_spec
@@ -210,9 +210,9 @@ def unflatten(
     ):
         # All at once: which graphs are gone cannot be told, and the next call of each makes its
         # entry again.
-        if len(_made) >= _MOST:
-            _made.clear()
-        _made[id(flatten_spec)] = _Made(
+        if len(_specs) >= _MOST_SPECS:
+            _specs.clear()
+        _specs[id(flatten_spec)] = _KnownSpec(
             flatten_spec, mesh, outer_size, outer_stride, made._spec, made.requires_grad
         )
     return made

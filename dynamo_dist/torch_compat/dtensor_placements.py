@@ -138,7 +138,7 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
                 local = local.resolve_conj().resolve_neg()
             if not fx_traceback.has_preserved_node_meta():
                 return upstream(local, current, target, **how)
-            with _noted(field, describe(current, target, asking.get())):
+            with _with_meta(field, describe(current, target, asking.get())):
                 return upstream(local, current, target, **how)
 
         return redistribute_local_tensor
@@ -185,7 +185,7 @@ class MetaField(Made):
 
 
 @contextlib.contextmanager
-def _noted(field: str, value: str) -> Iterator[None]:
+def _with_meta(field: str, value: str) -> Iterator[None]:
     """Nodes made in this block bear ``value``."""
     meta = fx_traceback.current_meta
     before = meta.get(field)

@@ -68,7 +68,7 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         tx, [*wanted, *dynamo_calls.tensors_among(given["outputs"])]
     ):
         return None
-    if unsharded_parameters.is_any_whole(tx):
+    if unsharded_parameters.is_any_unsharded(tx):
         _refuse(
             "A parameter of FSDP2 or DDP is read in this graph with a backward that reduces, which "
             "eager's gradients do not go through."

@@ -188,7 +188,7 @@ def _close_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     op = calls[0][1].get("op", dynamo_building.build(tx, "sum"))
     return dynamo_building.call_traced(
         tx,
-        collectives.launch_together,
+        collectives.start_together,
         [
             dynamo_building.build(tx, kind),
             dynamo_building.build_list(tx, pairs),

@@ -80,13 +80,13 @@ class _Averaged:
             ddp.follow(state, wrapper)
 
 
-_known: WeakKeyDictionary[DistributedDataParallel, _Averaged] = WeakKeyDictionary()
+_averaged_by_wrapper: WeakKeyDictionary[DistributedDataParallel, _Averaged] = WeakKeyDictionary()
 
 
 def _averaged(wrapper: DistributedDataParallel, module: nn.Module) -> _Averaged:
-    if wrapper not in _known:
-        _known[wrapper] = _Averaged(wrapper, module)
-    return _known[wrapper]
+    if wrapper not in _averaged_by_wrapper:
+        _averaged_by_wrapper[wrapper] = _Averaged(wrapper, module)
+    return _averaged_by_wrapper[wrapper]
 
 
 def averages_in_graph(module: nn.Module) -> bool:
@@ -167,7 +167,7 @@ def _module(origin: nn.Module) -> nn.Module:
 def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
     """Return forward's output, from which all parameters' backward runs if ranks may differ."""
     known = unsharded_parameters.reads(tx)
-    averaged = _known[wrapper]
+    averaged = _averaged_by_wrapper[wrapper]
     # A parameter stays averaged: what the graph computes from it behind forward adds to the same
     # gradient.
     unsharded_parameters.leave(tx, wrapper, [])
@@ -215,10 +215,10 @@ def _table(
     for each in dynamo_calls.tensor_inputs(tx):
         if id(dynamo_calls.real_tensor(tx, each)) in own:
             _break("The graph reads one of its parameters before its forward, and so by itself.")
-    wholes = _through_operators(tx, averaged, wrapper, tracker)
+    unsharded = _through_operators(tx, averaged, wrapper, tracker)
     for place, owner, name in ddp.averaged_parameters(wrapper, module):
         key = id(wrapper), place
-        yield (id(owner), name), Read(key, whole=wholes[place], kept=True)
+        yield (id(owner), name), Read(key, whole=unsharded[place], kept=True)
 
 
 def _through_operators(tx: Any, averaged: _Averaged, wrapper: Any, tracker: Any) -> dict[int, Any]:

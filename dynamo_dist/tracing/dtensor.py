@@ -175,7 +175,7 @@ def _refuse_data_sizes(operation: str) -> None:
 
 def data_sizes_patches() -> list[Patch]:
     """List the patches that enabling makes for sizes that depend on data."""
-    return dynamo_building.on_sizes_told_by_data(_refuse_data_sizes)
+    return dynamo_building.on_data_dependent_sizes(_refuse_data_sizes)
 
 
 _MIXED = "got mixed torch.Tensor and DTensor"

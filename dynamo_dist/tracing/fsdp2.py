@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind")
 log = logging.getLogger(__name__)
-_looked_at: WeakSet[object] = WeakSet()
+_checked_states: WeakSet[object] = WeakSet()
 
 
 def warn_of_stale_optimizers(state: object, root: nn.Module) -> None:
@@ -64,9 +64,9 @@ def warn_of_stale_optimizers(state: object, root: nn.Module) -> None:
     runs only once, and it looks at modules only where an optimizer may be one.
     """
     # gc.get_objects() walks the whole process, so the search runs once for each root.
-    if state in _looked_at:
+    if state in _checked_states:
         return
-    _looked_at.add(state)
+    _checked_states.add(state)
     own = {id(param) for param in root.parameters()}
     shapes = Counter(param.shape for param in root.parameters())
     suspects = []
@@ -157,7 +157,7 @@ class _Sharded:
             # One number expanded to the size: autograd asks for the shape, and nobody reads the
             # values.
             leaf = torch.zeros(1, dtype=dtype, device=shard.device).expand(size).detach()
-            keep = fsdp.keep_whole if gather.keeps == WHOLE else fsdp.keep_partial
+            keep = fsdp.keep_unsharded if gather.keeps == WHOLE else fsdp.keep_partial
             leaf.requires_grad_().register_post_accumulate_grad_hook(
                 functools.partial(_keep, self.key, param.path, keep)
             )
@@ -195,7 +195,7 @@ class _Sharded:
             leaf = fsdp.leave_unsharded(state, param.path, whole)
             self._left[param.path] = ref(leaf)
             if leaf.requires_grad:
-                keep = functools.partial(_keep, self.key, param.path, fsdp.keep_whole)
+                keep = functools.partial(_keep, self.key, param.path, fsdp.keep_unsharded)
                 leaf.register_post_accumulate_grad_hook(keep)
 
     def reshard_after_backward(self) -> None:
@@ -219,7 +219,7 @@ class _Sharded:
         state = self.state()
         self.reshard_after_backward()
         if what == WHOLE:
-            return fsdp.take_whole(state, path)
+            return fsdp.take_unsharded(state, path)
         # The flat tensor is the whole group's: other parameters have yet to take their parts.
         aot_gradients.call_after_backward(functools.partial(fsdp.drop_partial, state, path))
         return fsdp.partial(state, path)
@@ -249,7 +249,7 @@ def _hand_over(param: Any, leaf: torch.Tensor) -> None:
         hook(owner)
 
 
-_known: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
+_sharded_by_state: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
 
 
 def shards_in_graph(module: nn.Module) -> bool:
@@ -393,7 +393,7 @@ def _guard(tx: Any, state: Any, outermost: bool) -> None:
     if outermost:
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("eager forward", fsdp.runs_eagerly))
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("hooks of modules", _hooks_version))
-        dynamo_calls.call_before_graph(tx, tracker.source, fsdp.settle_sharded)
+        dynamo_calls.call_before_graph(tx, tracker.source, fsdp.free_gathered)
 
 
 def _table(tx: InstructionTranslatorBase, state: Any) -> Iterator[tuple[Place, Read]]:
@@ -423,14 +423,16 @@ def _leaf(sharded: _Sharded, name: str, place: int) -> Callable[[Any], Any]:
 
 
 def _sharded(state: Any) -> _Sharded:
-    if state not in _known:
+    if state not in _sharded_by_state:
         params = [
             (name, param.dim, None if param.shard is None else param.shard.size())
             for param in fsdp.sharded_parameters(state)
             for _, name in param.owners
         ]
-        _known[state] = _Sharded(state, wrapper_agreement.name(state, params, fsdp.ranks(state)))
-    return _known[state]
+        _sharded_by_state[state] = _Sharded(
+            state, wrapper_agreement.name(state, params, fsdp.ranks(state))
+        )
+    return _sharded_by_state[state]
 
 
 def _hooks_version(state: object) -> int:
@@ -505,8 +507,8 @@ def _refuse_method(name: str) -> Callable[..., object]:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _ran_eagerly(state: object) -> None:
     unsharded_parameters.ran_eagerly(state)
-    if state in _known:
-        _known[state].reshard()
+    if state in _sharded_by_state:
+        _sharded_by_state[state].reshard()
 
 
 def fsdp_answers() -> dict[object, Callable[..., object]]:

@@ -134,7 +134,7 @@ def leave(
             known.whole.pop(place, None)
 
 
-def is_any_whole(tx: InstructionTranslatorBase) -> bool:
+def is_any_unsharded(tx: InstructionTranslatorBase) -> bool:
     """Return whether a parameter has been read whole in the graph that is traced."""
     known = vars(tx.output).get("_dynamo_dist_reads")
     return known is not None and bool(known.read)

@@ -301,12 +301,14 @@ def run(self: DTensor, dim: int, index: DTensor, *, sparse_grad: bool = False) -
     everyones = index.redistribute(placements=kept)._local_tensor
     own, elsewhere = dtensor_specs.own_part_of_index(everyones, mesh, at, self.shape, dim)
     picked = torch.gather(self._local_tensor, dim, own)
-    pending = [*kept]
-    pending[at] = P
+    result_placements = [*kept]
+    result_placements[at] = P
     meta = dtensor_specs.TensorMeta(
         index.shape, torch.empty(index.shape, device="meta").stride(), self.dtype
     )
-    found: DTensor = dtensor_specs.wrap(picked.masked_fill(elsewhere, 0), mesh, pending, meta)
+    found: DTensor = dtensor_specs.wrap(
+        picked.masked_fill(elsewhere, 0), mesh, result_placements, meta
+    )
     return found
 
 

@@ -67,10 +67,10 @@ def run(
     if unwrapped is None:
         return upstream()
     local, specs = unwrapped
-    told = map(_told, (*args, *kwargs.values()))
+    type_keys = map(_type_key, (*args, *kwargs.values()))
     # The first spec stands for the list: comparing all of them is left to the few answers below the
     # key.
-    key = (op, specs[0][0], len(specs[0]), *(args[1:] if "norm" in op.name() else told))
+    key = (op, specs[0][0], len(specs[0]), *(args[1:] if "norm" in op.name() else type_keys))
     known = _answers.get(key, ())
     # Equal lists hold the same objects most of the time, which is what Python compares first.
     answer = next((each for each in known if each.specs == specs), None)
@@ -119,7 +119,7 @@ def _unwrap(
     return local, specs
 
 
-def _told(value: object) -> object:
+def _type_key(value: object) -> object:
     """Return the part of an argument that, besides its spec, decides the type of a result."""
     if isinstance(value, list):
         is_numbers = bool(value) and isinstance(value[0], _NUMBERS)
@@ -131,7 +131,9 @@ def _told(value: object) -> object:
 
 def _learned(op: dtensor_specs.OpOverload, specs: list[list[Any]], results: Any) -> _Answer:
     first = specs[0]
-    if not all(map(_is_settled, first)) or not all(_goes_with(other, first) for other in specs[1:]):
+    if not all(map(_is_own_or_replicated, first)) or not all(
+        _goes_with(other, first) for other in specs[1:]
+    ):
         return _Answer(specs, None, False)
     # An operator in place has no results to be wrapped.
     if results is None:
@@ -144,7 +146,7 @@ def _learned(op: dtensor_specs.OpOverload, specs: list[list[Any]], results: Any)
     return _Answer(specs, found, lies_alike or "norm" in op.name())
 
 
-def _is_settled(spec: DTensorSpec) -> bool:
+def _is_own_or_replicated(spec: DTensorSpec) -> bool:
     """Return whether each rank of the mesh, this one among them, has numbers of its own or whole
     ones.
     """
