@@ -240,7 +240,7 @@ def patches(config: DistConfig) -> list[Patch]:
         if (function := c10d.c10d_function(name)) is not None:
             found += dynamo_trackers.on_function(function, collectives.refuse(name))
     for name, ours in NN_FUNCTIONAL.items():
-        if (function := getattr(c10d.nn_functional_module, name, None)) is not None:
+        if (function := c10d.nn_functional_function(name)) is not None:
             found += dynamo_trackers.on_function(function, _traced_instead(ours))
     for name, ours in IN_PLACE_OPS.items():
         found += _on_op(name, _traced_instead(ours))

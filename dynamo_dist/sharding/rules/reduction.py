@@ -89,7 +89,7 @@ def of_sums(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
 def _is_split(strategy: Any, classes: int | None = None) -> bool:
     """Return whether ranks have other elements along a dimension that is not the classes'."""
     spec = strategy.strategies[0].output_spec
-    dims = {getattr(placement, "dim", None) for placement in spec.placements}
+    dims = {dtensor_specs.sharded_dim(placement) for placement in spec.placements}
     return len(spec.shape) > 0 and bool(dims - {None, classes if len(spec.shape) > 1 else 0})
 
 
@@ -161,7 +161,7 @@ def no_empty_shard(
         reduced = reduced_dims(call_of(schema, tensor_strategies(schema)))
 
         def is_over(placement: Placement) -> bool:
-            return getattr(placement, "dim", None) in reduced
+            return dtensor_specs.sharded_dim(placement) in reduced
 
         def has_something(spec: Any) -> bool:
             # An empty shard along a dimension that stays only makes an empty result, which is
