@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_dist import patch_stack
 from dynamo_dist.settings import SUPPORTED, DistConfig
 from dynamo_dist.torch_compat import dtensor_dispatch, dynamo_compiler
-from dynamo_dist.torch_compat.patching import ConfigDefault, OwnState, SetAttribute, makers_noted
+from dynamo_dist.torch_compat.patching import ConfigDefault, OwnState, SetAttribute, makers_recorded
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat.patching import Patch
@@ -41,11 +41,11 @@ LOSSES = {
         "second gradients through a graph are silently incomplete",
         FAULT,
     ),
-    "aot_gradients.pending_inputs_stay_pending": (
+    "aot_gradients.partial_inputs_stay_partial": (
         "a pending input that is trained and changed in place is wrong",
         FAULT,
     ),
-    "dtensor_strategies.whole_numbers_in_parts": (
+    "dtensor_strategies.integers_in_partials": (
         "whole numbers that are to be a pending sum are cut off",
         FAULT,
     ),
@@ -320,14 +320,14 @@ def listed(config: DistConfig | None = None) -> list[Listed]:
     """Every change that ``enable()`` makes with ``config``, grouped, in order; nothing is
     applied.
     """
-    with makers_noted():
+    with makers_recorded():
         made = patch_stack.patches(config or DistConfig.from_env())
     return [_listed(maker, reason, patches) for (maker, reason), patches in by_kind(made).items()]
 
 
 def by_kind(made: Iterable[object]) -> dict[tuple[str, str], list[object]]:
     """Changes by the function that made them and the module that asked for them; made under
-    ``makers_noted()``.
+    ``makers_recorded()``.
     """
     kinds: dict[tuple[str, str], list[Any]] = {}
     for patch in made:

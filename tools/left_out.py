@@ -86,9 +86,9 @@ def _kinds() -> list[Kind]:
     from dynamo_dist import patch_stack
     from dynamo_dist.patches import by_kind, listed
     from dynamo_dist.settings import DistConfig
-    from dynamo_dist.torch_compat.patching import makers_noted
+    from dynamo_dist.torch_compat.patching import makers_recorded
 
-    with makers_noted():
+    with makers_recorded():
         kinds = by_kind(patch_stack.patches(DistConfig.from_env()))
     return [
         Kind(number, entry.made_by, asking, f"{entry.how} {entry.why}".strip())
@@ -120,12 +120,12 @@ class _Without:
 
     def pytest_configure(self) -> None:
         from dynamo_dist import patch_stack, patches
-        from dynamo_dist.torch_compat.patching import makers_noted
+        from dynamo_dist.torch_compat.patching import makers_recorded
 
         complete = patch_stack.patches
 
         def without(*args: Any, **kwargs: Any) -> list[Any]:
-            with makers_noted():
+            with makers_recorded():
                 made = complete(*args, **kwargs)
             left = list(patches.by_kind(made).values())[self.kind.number]
             return [each for each in made if not any(each is out for out in left)]

@@ -261,7 +261,7 @@ def _print_patches(as_json: bool, is_all: bool) -> int:
         highlight=False,
     )
     if is_all:
-        print_entries(console, (("\n".join(e.places), _told(e)) for e in places))
+        print_entries(console, (("\n".join(e.places), _lines(e)) for e in places))
     else:
         _print_table(console, kinds)
     return 0
@@ -279,7 +279,7 @@ def _print_table(console: Console, kinds: Sequence[Kind]) -> None:
         console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
 
 
-def _told(patch: Listed) -> Iterator[str]:
+def _lines(patch: Listed) -> Iterator[str]:
     yield patch.how
     if patch.why:
         yield patch.why

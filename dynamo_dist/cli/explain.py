@@ -215,7 +215,7 @@ def own_store(address: str, is_host: bool, wait_s: float) -> Store | None:
 def _come(address: str, wait_s: float) -> Store | None:
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + wait_s
-    has_said = False
+    has_warned = False
     with contextlib.suppress(KeyboardInterrupt):
         while time.monotonic() < deadline:
             # A plain connection first: torch's would complain on standard error while none answers.
@@ -225,8 +225,8 @@ def _come(address: str, wait_s: float) -> Store | None:
                 if store.check([_OPEN]):
                     return store
                 deadline = time.monotonic() + wait_s
-                if not has_said:
-                    has_said = True
+                if not has_warned:
+                    has_warned = True
                     log.warning(
                         "This rank's script has ended; its report waits for rank 0's. An interrupt "
                         "shows it alone."

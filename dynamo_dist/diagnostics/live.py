@@ -39,14 +39,14 @@ def change_of_placement(current: Any, target: Any, op: str) -> str:
     mesh = current.mesh
     names = mesh.mesh_dim_names or [f"mesh dim {i}" for i in range(mesh.ndim)]
     parts = [
-        f"{_said(old)} -> {_said(new)} on {name}"
+        f"{_placement_text(old)} -> {_placement_text(new)} on {name}"
         for name, old, new in zip(names, current.placements, target.placements, strict=True)
         if old != new
     ]
     return ", ".join(parts) + (f", for {op}" if op else "")
 
 
-def _said(placement: Placement) -> str:
+def _placement_text(placement: Placement) -> str:
     return repr(placement).replace("dim=", "")
 
 

@@ -92,8 +92,8 @@ class Comparison:
         out = io.StringIO()
         Console(file=out, width=110, no_color=True, force_terminal=False).print(table)
         for name, result in self.variants.items():
-            told = [f"{what} {how}" for what, how in result.differences.items()]
-            for line in [*told, result.error] if result.error else told:
+            found_text = [f"{what} {how}" for what, how in result.differences.items()]
+            for line in [*found_text, result.error] if result.error else found_text:
                 out.write(f"{TITLES[name]}: {line}\n")
         return out.getvalue().rstrip("\n")
 
@@ -168,8 +168,8 @@ def compare(
             except Exception as error:
                 del functions[name]
                 # The first paragraph: torch appends advice on its own debugging variables.
-                told = " ".join(str(error).split("\n\n")[0].split())
-                why = f"{type(error).__name__}: {told}"
+                found_text = " ".join(str(error).split("\n\n")[0].split())
+                why = f"{type(error).__name__}: {found_text}"
                 if name != "upstream":
                     raise CompareError(f"compare() failed while running {name}: {why}.") from error
                 # Upstream cannot compile all that ours can; without it there is still something to
@@ -295,8 +295,8 @@ def _differences(
     found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
 ) -> dict[str, str]:
     pairs = {name: (found.get(name), expected.get(name)) for name in {**expected, **found}}
-    told = {name: difference(*map(_local, pair)) for name, pair in pairs.items()}
-    return {name: how for name, how in told.items() if how}
+    found_text = {name: difference(*map(_local, pair)) for name, pair in pairs.items()}
+    return {name: how for name, how in found_text.items() if how}
 
 
 def _local(tensor: object) -> Any:

@@ -117,7 +117,9 @@ class StoredPlan:
             source=self.source,
             changes=tuple(
                 PlannedStep(
-                    row.text, tuple(map(_said, row.upstream)), tuple(map(_said, row.inputs))
+                    row.text,
+                    tuple(map(_spec_text, row.upstream)),
+                    tuple(map(_spec_text, row.inputs)),
                 )
                 for row in self.rows
                 if row.upstream != row.inputs
@@ -177,9 +179,9 @@ def _row_json(index: int, row: PlanRow) -> dict[str, object]:
     return {
         "step": index,
         "op": row.text,
-        "upstream": [_said(spec) for spec in row.upstream],
-        "inputs": [_said(spec) for spec in row.inputs],
-        "outputs": [None if spec is None else _said(spec) for spec in row.outputs],
+        "upstream": [_spec_text(spec) for spec in row.upstream],
+        "inputs": [_spec_text(spec) for spec in row.inputs],
+        "outputs": [None if spec is None else _spec_text(spec) for spec in row.outputs],
     }
 
 
@@ -206,5 +208,5 @@ def _plan(entry: dict[str, Any], path: str, at: tuple[str | int, ...]) -> Stored
     return StoredPlan(rows, upstream, planned, head["bound_us"], head["method"], path)
 
 
-def _said(spec: Spec) -> str:
+def _spec_text(spec: Spec) -> str:
     return " | ".join(spec)

@@ -102,7 +102,7 @@ def find_plan(
         with contextlib.suppress(PlanError):  # a file of ours that is no plan is made anew
             known = file.load_plans(cached).get(name)
         if known is None:
-            known = _made(gm, inputs, prices)
+            known = _new_plan(gm, inputs, prices)
             if known is None:
                 return None
             _keep(cached, {name: known})
@@ -118,7 +118,9 @@ def _keep(path: str, stored: dict[str, file.StoredPlan]) -> None:
         log.warning("The plan is followed, but %s could not be written: %s.", path, error)
 
 
-def _made(gm: fx.GraphModule, inputs: Sequence[object], prices: Prices) -> file.StoredPlan | None:
+def _new_plan(
+    gm: fx.GraphModule, inputs: Sequence[object], prices: Prices
+) -> file.StoredPlan | None:
     """A plan made now; None, with a warning, where there is none."""
     try:
         with dtensor_planning.remembered_ways():
@@ -140,16 +142,16 @@ def _made(gm: fx.GraphModule, inputs: Sequence[object], prices: Prices) -> file.
 
 def fingerprint(gm: fx.GraphModule, inputs: Sequence[object]) -> str:
     """Return a hash of a graph's operations and of its inputs' shapes, placements and meshes."""
-    said = [gm.print_readable(print_output=False), torch.__version__, str(dist.get_world_size())]
+    parts = [gm.print_readable(print_output=False), torch.__version__, str(dist.get_world_size())]
     for given in inputs:
         if isinstance(given, torch.Tensor):
-            said.append(f"{tuple(given.shape)} {given.dtype} {given.requires_grad}")
+            parts.append(f"{tuple(given.shape)} {given.dtype} {given.requires_grad}")
         if isinstance(given, DTensor):
             mesh = given.device_mesh
-            said.append(
+            parts.append(
                 f"{given.placements} {mesh.device_type} {dtensor_placements.mesh_info(mesh)}"
             )
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:24]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
 def _plan_error(error: BaseException | None) -> PlanError | None:

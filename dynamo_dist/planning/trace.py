@@ -342,10 +342,10 @@ class Session:
     def _unfit(self, text: str) -> PlanError:
         assert self.script is not None
         index = len(self.program.steps)
-        said = repr(self.script[index].text) if index < len(self.script) else "no more of them"
+        expected = repr(self.script[index].text) if index < len(self.script) else "no more of them"
         return PlanError(
             f"The plan does not fit the program: operation {index} is {text!r}, and the plan "
-            f"expects {said}.",
+            f"expects {expected}.",
             "The program, or the file, has changed since it was planned.",
             "Delete the plan file to plan anew.",
         )

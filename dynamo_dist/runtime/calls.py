@@ -42,12 +42,15 @@ def merge_inputs(
     ``known``: sources that are guarded by identity, with what they are.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
+    # Placeholders and inputs are paired by position, which holds for graphs as Dynamo makes them.
     if len(placeholders) != len(inputs) or not dynamo_building.inputs_follow(gm):
         return list(inputs)
     first: dict[int, fx.Node] = {}
     left = []
     for node, given in zip(placeholders, inputs, strict=True):
         source = dynamo_building.source_of_input(node)
+        # Only objects that are guarded by identity: two inputs that hold one object now may hold
+        # two in the next call.
         held = known.get(source) if source is not None else None
         kept = node if held is None else first.setdefault(id(held), node)
         if kept is node:
@@ -73,6 +76,7 @@ def check(gm: fx.GraphModule) -> None:
     plain = [
         each for each in given if isinstance(each, torch.Tensor) and not isinstance(each, DTensor)
     ]
+    # AOTAutograd's own search for shared memory compares wrappers, whose storages are none.
     local = [each._local_tensor for each in given if isinstance(each, DTensor)]
     shared = [b for b in local if any(may_overlap(a, b) for a in plain)]
     if any(may_overlap(_local(written), each) for written in targets for each in shared):
@@ -99,10 +103,13 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _writes(node: fx.Node) -> bool:
+    # Dynamo's graph has Python functions and method names, no schemas that would say what is
+    # written.
     name = getattr(node.target, "__name__", str(node.target))
     return (
         name == "setitem"
         or name.startswith(("iadd", "isub", "imul", "itruediv", "ipow"))
+        # Torch's convention for methods in place; ``__get__`` and the like are none.
         or (name.endswith("_") and not name.endswith("__"))
     )
 
@@ -122,12 +129,16 @@ def below_autograd_patches() -> list[Patch]:
 def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
     if not has_trait(BELOW_AUTOGRAD) or not all(
         namespace in _KNOWN or dtensor_dispatch.is_custom_op(f"{namespace}::{name}")
+        # An operator of others may do more in its autograd kernel than record: one such keeps all
+        # as it is.
         for namespace, name in _OPERATOR.findall(source)
     ):
         return call
 
     @functools.wraps(call)
     def below(*args: Any) -> Any:
+        # A compiled graph runs inside an autograd function or under no_grad, so nothing is recorded
+        # in any case.
         with inductor_code.below_autograd():
             return call(*args)
 
@@ -136,10 +147,10 @@ def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
 
 # Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when
 # the plugin is disabled, all are dropped.
-_MOST = 16384
+_MOST_SPECS = 16384
 
 
-class _Made(NamedTuple):
+class _KnownSpec(NamedTuple):
     flatten_spec: object  # held, so that its id is not given to another
     mesh: object
     size: Any
@@ -148,7 +159,7 @@ class _Made(NamedTuple):
     requires_grad: bool
 
 
-_made: dict[int, _Made] = {}
+_specs: dict[int, _KnownSpec] = {}
 
 
 def wrapping_patches() -> list[Patch]:
@@ -160,10 +171,10 @@ class _Forget(OwnState):
     """Undone with the rest: what was made while enabled is held no longer."""
 
     def apply(self) -> None:
-        _made.clear()
+        _specs.clear()
 
     def undo(self) -> None:
-        _made.clear()
+        _specs.clear()
 
 
 def unflatten(
@@ -180,7 +191,8 @@ def unflatten(
     ``flatten_spec`` is one object for each output of a compiled graph, which makes it the key.
     """
     mesh = inner_tensors.get("device_mesh")
-    known = _made.get(id(flatten_spec))
+    # The id alone is not enough: the object is compared below, as the entry keeps it alive.
+    known = _specs.get(id(flatten_spec))
     if (
         known is not None
         and known.flatten_spec is flatten_spec
@@ -196,9 +208,11 @@ def unflatten(
     if type(made._local_tensor) is torch.Tensor and all(
         type(number) is int for number in (*outer_size, *outer_stride)
     ):
-        if len(_made) >= _MOST:
-            _made.clear()
-        _made[id(flatten_spec)] = _Made(
+        # All at once: which graphs are gone cannot be told, and the next call of each makes its
+        # entry again.
+        if len(_specs) >= _MOST_SPECS:
+            _specs.clear()
+        _specs[id(flatten_spec)] = _KnownSpec(
             flatten_spec, mesh, outer_size, outer_stride, made._spec, made.requires_grad
         )
     return made

@@ -64,7 +64,7 @@ def _make(upstream: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> a
     )
 
 
-class _Known(NamedTuple):
+class _Learned(NamedTuple):
     """Properties of an output of the backward graph, valid as long as mesh and parameter spec
     are the same.
     """
@@ -101,7 +101,7 @@ class Gradients:
 
     def __init__(self, upstream: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> None:
         self.upstream, self.layout = upstream, layout
-        self.known: dict[int, _Known] = {}
+        self.known: dict[int, _Learned] = {}
         self.devices = set[torch.device]()
         # The leaves that had no hooks when the process had made this many.
         self.unhooked: tuple[list[int], int] = ([], -1)
@@ -223,7 +223,7 @@ class Gradients:
 
     def _learn(
         self, out: aot_gradients.WrappedGradient, local: Any, mesh: object, leaf: Any
-    ) -> _Known:
+    ) -> _Learned:
         made = out.unflatten(local, mesh)
         spec = None if leaf is None else leaf._spec
         fits = (
@@ -233,7 +233,7 @@ class Gradients:
             and _in_order(local.device)
         )
         self.devices.add(local.device)
-        return _Known(mesh, spec, made._spec, made.requires_grad, made.dtype, fits)
+        return _Learned(mesh, spec, made._spec, made.requires_grad, made.dtype, fits)
 
 
 def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[object]) -> bool:

@@ -92,7 +92,7 @@ class Closures:
             cell: dynamo_guards.value_of_source(cell) for cell in map(dynamo_guards.cell_of, under)
         }
         # One cell that may change keeps all of upstream's guards on this hook.
-        if type(function) is not FunctionType or not all(map(is_settled, cells.values())):
+        if type(function) is not FunctionType or not all(map(is_immutable, cells.values())):
             return
         held = {dynamo_guards.index_of(cell): value for cell, value in cells.items()}
         for index, value in held.items():
@@ -145,7 +145,7 @@ def _cells(function: FunctionType) -> tuple[CellType, ...]:
     return function.__closure__ or ()
 
 
-def is_settled(value: object) -> bool:
+def is_immutable(value: object) -> bool:
     """Return whether nothing that tracing reads from ``value`` can change while it is the same
     object.
 
@@ -169,7 +169,7 @@ def _is_constant(value: object) -> bool:
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Return whether ``b`` equals ``a``, a value for which ``is_settled`` holds.
+    """Return whether ``b`` equals ``a``, a value for which ``is_immutable`` holds.
 
     Functions that the same line has made again are equal.
     """

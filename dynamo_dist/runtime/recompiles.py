@@ -24,7 +24,7 @@ from inductor_passes.ranks import decision
 
 log = logging.getLogger(__name__)
 
-_told: set[int] = set()
+_warned: set[int] = set()
 
 
 def patches() -> list[Patch]:
@@ -55,8 +55,8 @@ def stays_compiled(frame_id: int | None, limit: str) -> bool:
     job = decision.current()
     if job is None or frame_id is None or not job.is_unlike_python(frame_id):
         return False
-    if frame_id not in _told:
-        _told.add(frame_id)
+    if frame_id not in _warned:
+        _warned.add(frame_id)
         log.warning(
             "A function is compiled again although torch._dynamo.config.%s is reached: it launches "
             "in an order that all "

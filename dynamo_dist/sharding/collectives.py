@@ -56,9 +56,11 @@ def handler(
     ]
     ranks, reduction = dtensor_specs.group_and_reduction(op, args, kwargs)
     for tensor in given:
+        # Ranks at one place of their meshes hold the same part, each of a tensor of its own.
         if ranks is None or not dtensor_specs.is_beside(tensor.device_mesh, ranks):
             refuse(op, tensor, "on a group that is not beside its mesh")
-        if reduction not in (None, *LINEAR) and any(map(_is_pending, tensor.placements)):
+        # A maximum of summands is not the maximum of the sums.
+        if reduction not in (None, *LINEAR) and any(map(_is_partial, tensor.placements)):
             refuse(op, tensor, f"with {reduction}, of which no part is known yet")
     return on_local_tensors(op, args, kwargs)
 
@@ -98,7 +100,7 @@ def refuse(op: dtensor_specs.OpOverload, tensor: DTensor, where: str) -> None:
     )
 
 
-def _is_pending(placement: object) -> bool:
+def _is_partial(placement: object) -> bool:
     return isinstance(placement, Partial)
 
 

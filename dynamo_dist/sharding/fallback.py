@@ -59,6 +59,8 @@ def run(
     def wrapped(value: object) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
+        # An operator that writes returns its argument, so the caller has to get its own DTensor
+        # back.
         if id(value) in written:
             return written[id(value)]
         meta = dtensor_specs.TensorMeta(value.shape, value.stride(), value.dtype)
@@ -72,6 +74,7 @@ def mesh_of(op: dtensor_specs.OpOverload, args: object, kwargs: object) -> Devic
     tensors = [
         v for v in dtensor_dispatch.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)
     ]
+    # Equal meshes are one key: two objects for the same ranks are no conflict.
     meshes = {t.device_mesh: t for t in tensors if isinstance(t, DTensor)}
     if len(meshes) > 1:
         raise StrategyError(
@@ -103,6 +106,8 @@ def _write_back(
                 continue
             _check_writable(op, target, local)
             _check_norm(op, target, (args, kwargs))
+            # Gathered: what was written lies in the gathered tensor alone. A replicated one was
+            # written to itself.
             if target._local_tensor is not local:
                 mesh = target.device_mesh
                 part = dtensor_specs.relayout(local, mesh, [Replicate()] * mesh.ndim, target._spec)
@@ -183,6 +188,7 @@ def instead(
     strategy or an operator of others whose schema nothing checks.
     """
     cause: BaseException | None = error
+    # Torch wraps what a strategy raises, once or twice, and chains the original.
     while cause is not None:
         if isinstance(cause, StrategyError):
             raise cause
@@ -191,8 +197,11 @@ def instead(
         cause = cause.__cause__
     if op._schema.name in _TAKES_MEMORY:
         raise error
+    # Before any fallback: on gathered arguments each rank would draw its own numbers.
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise random(op, args, kwargs) from error
+    # A decomposition gives new tensors, so it cannot stand for an operator that writes or returns a
+    # view.
     function = None if writes_or_views(op) else dtensor_dispatch.decomposition(op)
     # Some decompositions come back to the operator, of which gathering is the way out.
     if function is not None and op not in (active := _decomposing.get()):
@@ -227,6 +236,7 @@ def instead(
             op,
             layouts(args, kwargs),
         )
+    # Operators of others may draw without a tag; then replicas would differ silently.
     before = dtensor_specs.random_states()
     results = run(op, args, kwargs)
     if not dtensor_specs.are_same_states(before, dtensor_specs.random_states()):
@@ -236,6 +246,7 @@ def instead(
 
 def is_known(op: dtensor_specs.OpOverload) -> bool:
     """Return whether the schema of ``op`` is one that torch checks."""
+    # On gathered arguments a collective would combine copies of the whole.
     if op.namespace in collectives.NAMESPACES:
         return False  # torch makes one of them with torch.library.custom_op
     return op.namespace in ("aten", "prims") or dtensor_dispatch.is_custom_op(op._schema.name)
@@ -307,6 +318,7 @@ def _asked(
     def asked(schema: dtensor_specs.OpSchema) -> Any:
         try:
             return decide(schema)
+        # These are answers, not errors: the layout is decided elsewhere.
         except UNDECIDED:
             raise
         except Exception as error:

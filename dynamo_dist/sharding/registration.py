@@ -49,6 +49,7 @@ def checked(
                 "It must give an OpStrategy for every layout.",
                 "Let it offer the spec in which all is replicated where it knows no other.",
             ) from error
+        # One strategy for each entry of a list: the schema does not say how many entries there are.
         if isinstance(found, dtensor_specs.TupleStrategy):
             for child in found.children:
                 _check_meshes(op, child, inputs)
@@ -136,6 +137,7 @@ def _check_shapes(
     whole = dtensor_dispatch.shapes_of_results(schema, [tuple(spec.shape) for spec in inputs])
     if whole is None:
         return
+    # Every other rank's part has the size of one of the two.
     for each, last in itertools.product(found.strategies, (False, True)):
         specs = each.input_specs or [each.output_spec] * len(inputs)
         parts = [_part(now.shape, spec, last) for now, spec in zip(inputs, specs, strict=True)]
@@ -234,6 +236,7 @@ def register_strategy(
             inferred.static_kwargkey if static_kwargkey is None else list(static_kwargkey),
             inferred.needs_pytree if needs_pytree is None else needs_pytree,
         )
+        # No trace may see the new strategy before caches of the old one's decisions are dropped.
         with dynamo_compiler.compile_lock:
             registered[op] = (checked(op, function), info)
             if switch.is_enabled():
@@ -253,6 +256,8 @@ def patches(ops: Sequence[dtensor_specs.OpOverload] | None = None) -> list[Patch
         found += [
             *dtensor_strategies.on_strategy(op, function, info),
             dtensor_strategies.ProveAsked(op, function),
+            # Torch's compile caches see the graph, and nothing of the strategies by which it was
+            # made.
             dynamo_compiler.CacheKeyTag(f"-{_digest(op, function)}"),
         ]
     return [*found, dtensor_strategies.ClearCaches()]

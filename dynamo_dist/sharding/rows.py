@@ -141,6 +141,8 @@ def expand(
     ]
     for combination in itertools.product(*choices):
         placements = list(zip(*combination, strict=True))
+        # Rows are independent by mesh dimension, except where two kinds of Partial meet in one
+        # tensor.
         if any(mixes_partials(each) for each in placements):
             continue
         results, arguments = placements[: call.results], placements[call.results :]
@@ -153,8 +155,10 @@ def expand(
             is_reachable(now.placements, each) for now, each in zip(current, arguments, strict=True)
         ):
             continue
+        # Torch does not redistribute these, so the row would describe another call.
         if any(arguments[at] != current[at].placements for at in fixed):
             continue
+        # What is written to is the result too, and stays where it is.
         if written and results[:written] != [arguments[at] for at in fixed[:written]]:
             continue
         specs = [
@@ -253,14 +257,14 @@ def is_whole(
     """Return whether every rank holds at least one element along each sharded dimension."""
     smallest = list(shape)
     for size, placement in zip(mesh.shape, placements, strict=True):
-        dim = getattr(placement, "dim", None)
+        dim = dtensor_specs.sharded_dim(placement)
         if dim is None:
             continue
         # The bound comes first: from it torch learns a symbolic size's range, which keeps
         # expressions small.
         if dim >= len(smallest) or smallest[dim] < size:
             return False
-        if (factor := getattr(placement, "split_factor", None)) is not None:
+        if (factor := dtensor_specs.split_factor(placement)) is not None:
             if smallest[dim] % (size * factor) != 0:
                 return False
             smallest[dim] //= size
@@ -279,7 +283,8 @@ def is_even(spec: Any, shape: Sequence[int]) -> bool:
     for size, placement in zip(spec.mesh.shape, spec.placements, strict=True):
         if placement.is_shard() or hasattr(placement, "split_factor"):
             dim = placement.dim
-            shards[dim] = shards.get(dim, 1) * size * getattr(placement, "split_factor", 1)
+            factor = dtensor_specs.split_factor(placement)
+            shards[dim] = shards.get(dim, 1) * size * (1 if factor is None else factor)
     return all(dim < len(shape) and shape[dim] % count == 0 for dim, count in shards.items())
 
 
@@ -293,6 +298,7 @@ def elements(spec: DTensorSpec, shape: Sequence[int]) -> Sequence[object]:
         for at, size, placement in zip(coordinate, spec.mesh.shape, spec.placements, strict=True):
             if isinstance(placement, Shard):
                 length = local[placement.dim]
+                # As torch.chunk cuts: the first parts are full, the last ones ragged or empty.
                 chunk = (length + size - 1) // size
                 local[placement.dim] = max(min(chunk, length - at * chunk), 0)
         counts.append(math.prod(local))

@@ -112,6 +112,7 @@ def writing(upstream: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(upstream)
     def write(self: DTensor, *args: object, **kwargs: object) -> object:
+        # A view that shares memory with its base needs nothing: each rank writes to its own part.
         if not self._is_view() or not is_cut_off(self):
             return upstream(self, *args, **kwargs)
         return write_through(self, upstream, args, kwargs)
@@ -138,17 +139,22 @@ def write_through(
     """
     base, mesh = view._base, view.device_mesh
     assert isinstance(base, DTensor)
+    # A copy, so that what upstream raises leaves view and base as they were.
     written: Any = view.clone()
     upstream(written, *args, **kwargs)
     everywhere = [Replicate()] * mesh.ndim
     whole, part = (each.redistribute(placements=everywhere).to_local() for each in (base, written))
     with torch.no_grad():
+        # The number of each element, laid out as the base: the view of these numbers says which
+        # elements it covers.
         count = torch.arange(whole.numel(), device=whole.device).view(whole.shape)
         places = torch.empty_strided(
             whole.shape, base.stride(), dtype=count.dtype, device=count.device
         )
         at = view._view_func_unsafe(places.copy_(count)).reshape(-1)
+    # Not in place: ``whole`` may be the base's own memory, which autograd has to see written to.
     changed = whole.reshape(-1).scatter(0, at, part.reshape(-1)).view(whole.shape)
+    # Autograd records the write as one to the base, with the gradients of both.
     base.copy_(DTensor.from_local(changed, mesh, everywhere, run_check=False))
     with torch.no_grad():
         view._local_tensor.copy_(written.redistribute(placements=view.placements)._local_tensor)
@@ -164,6 +170,8 @@ def set_item(upstream: Callable[..., Any]) -> Callable[..., object]:
     def assign(self: DTensor, key: Any, value: Any) -> None:
         keys = key if isinstance(key, tuple) else (key,)
         kinds = (int, slice, torch.SymInt)
+        # Indices that are tensors go to index_put_, which has a strategy and writes to the tensor
+        # itself.
         basic = all(each is None or each is ... or type(each) in kinds for each in keys)
         replicated = all(isinstance(each, Replicate) for each in self.placements)
         if not basic or (replicated and not self._is_view()):
@@ -172,6 +180,8 @@ def set_item(upstream: Callable[..., Any]) -> Callable[..., object]:
         if not isinstance(view, DTensor) or not view._is_view() or not is_cut_off(view):
             return upstream(self, key, value)
         if isinstance(value, torch.Tensor):
+            # Leading dimensions of size 1 are dropped, as eager's assignment does; copy_ would
+            # refuse them.
             while value.ndim > view.ndim and value.shape[0] == 1:
                 value = value[0]
             view.copy_(value)

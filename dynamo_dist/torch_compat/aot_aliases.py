@@ -217,7 +217,7 @@ def _regenerate_detached_aliases(metadata: Any, outputs: Sequence[Any]) -> None:
                 info, output_type=kind, base_idx=base, view_meta_sequence=views
             )
     # The numbers of aliased outputs were counted from the kinds that have just changed.
-    if found:  # what it counts by kind
+    if found:
         metadata.__post_init__()
 
 

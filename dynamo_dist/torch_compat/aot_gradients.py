@@ -156,7 +156,7 @@ def on_writes_to_plain_tensors(write: Callable[..., object]) -> list[Patch]:
     return [WrapAttribute(OpDispatcher, name, writing)]
 
 
-def pending_inputs_stay_pending() -> list[Patch]:
+def partial_inputs_stay_partial() -> list[Patch]:
     """Have AOTAutograd copy the parts of an input that a program to be trained changes in place.
 
     Its own ``clone()`` ends what is pending, as it does for users, and the graph then takes the
@@ -301,7 +301,7 @@ def wrap_gradients(make: Callable[[Wrap, GradientLayout], Wrap]) -> list[Patch]:
 
     return [
         WrapAttribute(owner, "codegen_backward_subclass_fns", wrapped),
-        SetAttribute(_hook_owner, "_register_hook", staticmethod(_register_or_tell)),
+        SetAttribute(_hook_owner, "_register_hook", staticmethod(_register_or_report)),
     ]
 
 
@@ -334,7 +334,7 @@ def _layout(metas: Sequence[Any]) -> GradientLayout | None:
 def current_node() -> Any:
     """The autograd node that runs in this thread; None outside backward, or while disabled."""
     # Without our function there nothing can tell whether hooks are registered.
-    if _hook_owner._register_hook is not _register_or_tell:
+    if _hook_owner._register_hook is not _register_or_report:
         return None
     return torch._C._current_autograd_node()
 
@@ -404,7 +404,7 @@ def will_run(node: Any) -> bool:
         return False
 
 
-class _Told(Exception):
+class _HooksReported(Exception):
     pass
 
 
@@ -412,11 +412,11 @@ _ASK = object()
 _upstream_register_hook: Any = getattr(_hook_owner, "_register_hook", None)
 
 
-def _register_or_tell(hooks: Any, hook: object) -> object:
+def _register_or_report(hooks: Any, hook: object) -> object:
     """Upstream's way to add ``hook`` to those of a node, or to tell which there are."""
     if hook is _ASK:
         # An exception, because the node's method would use a returned value as a handle.
-        raise _Told(bool(hooks))
+        raise _HooksReported(bool(hooks))
     return _upstream_register_hook(hooks, hook)
 
 
@@ -427,7 +427,7 @@ def has_hooks(node: Any) -> bool:
     for register in (node.register_hook, node.register_prehook):
         try:
             register(_ASK)
-        except _Told as told:
-            if told.args[0]:
+        except _HooksReported as reported:
+            if reported.args[0]:
                 return True
     return False

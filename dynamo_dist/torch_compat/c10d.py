@@ -49,7 +49,10 @@ def c10d_function(name: str) -> Any:
     return getattr(_c10d, name, None)
 
 
-nn_functional_module: object = _nn_functional
+def nn_functional_function(name: str) -> Callable[..., object] | None:
+    """A function of ``torch.distributed.nn.functional``; None if this torch lacks it."""
+    found: Callable[..., object] | None = getattr(_nn_functional, name, None)
+    return found
 
 
 def nn_function(name: str) -> Any:

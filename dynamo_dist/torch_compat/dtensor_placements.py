@@ -137,7 +137,7 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
             if not fx_traceback.has_preserved_node_meta():
                 return upstream(local, current, target, **how)
             op = fx_traceback.current_meta.get(asking, "")
-            with _noted(field, describe(current, target, op)):
+            with _with_meta(field, describe(current, target, op)):
                 return upstream(local, current, target, **how)
 
         return redistribute_local_tensor
@@ -153,7 +153,7 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
         ) -> object:
             if not fx_traceback.has_preserved_node_meta():
                 return function(op_info, schema, *rest, **how)
-            with _noted(asking, str(getattr(schema, "op", ""))):
+            with _with_meta(asking, str(getattr(schema, "op", ""))):
                 return function(op_info, schema, *rest, **how)
 
         return staticmethod(redistribute_local_args)
@@ -181,7 +181,7 @@ class MetaField(Made):
 
 
 @contextlib.contextmanager
-def _noted(field: str, value: str) -> Iterator[None]:
+def _with_meta(field: str, value: str) -> Iterator[None]:
     """Nodes made in this block bear ``value``."""
     meta = fx_traceback.current_meta
     before = meta.get(field)

@@ -133,6 +133,19 @@ def is_masked(placement: Placement) -> bool:
     return isinstance(placement, _MaskPartial)
 
 
+def sharded_dim(placement: Placement | None) -> int | None:
+    """Return the tensor dimension that a placement shards, contiguously or strided; else None."""
+    # Asked by attribute: torch's strided shards have one and are no subclass of Shard.
+    dim: int | None = getattr(placement, "dim", None)
+    return dim
+
+
+def split_factor(placement: Placement | None) -> int | None:
+    """Return how often a strided shard lies in its dimension; None for any other placement."""
+    factor: int | None = getattr(placement, "split_factor", None)
+    return factor
+
+
 def is_norm(placement: Placement) -> bool:
     """Return whether parts of a norm are pending there."""
     return isinstance(placement, _NormPartial)

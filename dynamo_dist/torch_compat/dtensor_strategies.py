@@ -48,7 +48,7 @@ def dtensor_op_handlers() -> dict[Any, Any]:
     return DTensor._op_dispatcher._custom_op_handlers
 
 
-def whole_numbers_in_parts() -> list[Patch]:
+def integers_in_partials() -> list[Patch]:
     """Have the first rank hold all of the whole numbers that are to be pending as a sum, the others
     zeros.
 
@@ -56,7 +56,7 @@ def whole_numbers_in_parts() -> list[Patch]:
     2.15.
     """
 
-    def of_whole_numbers(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def of_integers(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(upstream)
         def partition(
             self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int
@@ -72,7 +72,7 @@ def whole_numbers_in_parts() -> list[Patch]:
 
         return partition
 
-    return [WrapAttribute(Partial, "_partition_value", of_whole_numbers)]
+    return [WrapAttribute(Partial, "_partition_value", of_integers)]
 
 
 class _CloneOfParts(torch.autograd.Function):

@@ -309,7 +309,7 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
     return [SetAttribute(_builder, "get_fake_value", get_fake_value)]
 
 
-def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Patch]:
+def on_data_dependent_sizes(refuse: Callable[[str], None]) -> list[Patch]:
     """Call ``refuse(operation)`` where an operation on DTensors returns one of data-dependent size.
 
     Such a size is a symbol that no argument has. DTensor makes one for the global size and another

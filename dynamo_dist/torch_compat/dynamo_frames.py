@@ -104,6 +104,7 @@ def _patches() -> list[Patch]:
         def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> object:
             bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
             exc = bound.get("exc")
+            # Dynamo calls this for one break at each frame that it passes on its way up.
             fresh = not getattr(exc, "logged", False)
             result = log_break(self, *args, **kwargs)
             if fresh and isinstance(exc, BaseException):
@@ -116,6 +117,8 @@ def _patches() -> list[Patch]:
         @functools.wraps(log_event)
         def log_compilation_event(metrics: Any) -> object:
             result = log_event(metrics)
+            # Dynamo calls the hook while it handles the error of a failed compile; the metrics hold
+            # its text only.
             exc = sys.exc_info()[1]
             _notify(1, lambda: _seen_compile(metrics, exc))
             return result
@@ -133,6 +136,7 @@ def _patches() -> list[Patch]:
 
 def _notify(which: int, make: Callable[[], Any]) -> None:
     with _watch_lock:
+        # A copy: a listener may add or remove watchers.
         listeners = [watcher[which] for watcher in _watchers]
     if not listeners:
         return
@@ -180,6 +184,8 @@ def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
         return tuple(recorded)
     frames: dict[int, traceback.FrameSummary] = {}
     for frame, _ in traceback.walk_tb(exc.__traceback__):
+        # Frames of translators in the traceback are the user's frames that they were tracing,
+        # outermost first.
         translator: object = frame.f_locals.get("self")
         if hasattr(translator, "frame_summary") and hasattr(translator, "f_code"):
             frames[id(translator)] = translator.frame_summary()
@@ -200,6 +206,7 @@ class SkippedFrames(OwnState):
         if tried is None or entries is None:
             return
         for code in [reference() for reference in tried.seen]:
+            # Resetting a code object that has entries would throw compiled graphs away.
             if code is not None and not entries(code):
                 _eval_frame.reset_code(code)
 
@@ -217,6 +224,7 @@ def frames_left_alone(is_ours: Callable[[str], bool], dispatches: Callable[[str]
     that they use, as though the user had called them. ``CatchErrorsWrapper`` and
     ``_FrameExecStrategy`` were seen in 2.13.
     """
+    # The first action is for the frame itself, the second for all frames that it calls.
     unseen = _eval_frame._FrameExecStrategy(
         _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP
     )
@@ -249,6 +257,7 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch
         @functools.wraps(upstream)
         def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
             exceeded, limit = upstream(cache_size, compile_id)
+            # Dynamo calls this before each further compile of a function, so the answer may change.
             if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
                 return False, ""
             return exceeded, limit
@@ -282,6 +291,7 @@ def on_what_is_left_to_python(
             if stays(frame.f_code) or is_deprecated_collective(frame):
                 return ConvertFrameReturn()
             fine = counters["frames"]["ok"]
+            # One more frame of ours, which Dynamo leaves out of the stacks that it logs.
             result = upstream(self, frame, *args, skip=skip + 1, **named)
             left = counters["frames"]["ok"] == fine  # or an error that Dynamo took back
             if left and not (frame.f_code.co_flags & inspect.CO_GENERATOR and makes_manager()):
@@ -311,6 +321,8 @@ def on_what_is_left_to_python(
         @functools.wraps(upstream)
         def check(function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any) -> Any:
             result = upstream(function, is_inlined_call, *rest, **named)
+            # Inlined, the function's collectives would be in the caller's graph on this rank and in
+            # eager mode on others.
             if is_inlined_call and not result.skipped and stays_out(function):
                 return trace_rules.SkipResult(True, "this rank has left it to Python before")
             return result

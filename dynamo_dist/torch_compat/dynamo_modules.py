@@ -82,8 +82,8 @@ def on_module_compiled(
                 return found
             if wanted(fn.__self__):
                 return either(fn.__self__, found, self)
-            # A module may be sharded after its compile: ``compile_whole_later`` finds here how it
-            # was compiled.
+            # A module may be sharded after its compile: ``compile_as_one_graph_later`` finds here
+            # how it was compiled.
             setattr(found, _COMPILE, self)
             return found
 
@@ -97,7 +97,7 @@ def on_module_compiled(
     ]
 
 
-def compile_whole_later(
+def compile_as_one_graph_later(
     module: Any,
     wanted: Callable[[Any], bool],
     function_of: Callable[[Any], Callable[..., Any]],

@@ -84,6 +84,8 @@ class Tracker:
         found = self.has_attribute(tx, name)
         if found is None:
             return super().call_obj_hasattr(tx, name)  # type: ignore[misc]
+        # The answer is a constant of the graph: an object that gains the attribute needs another
+        # one.
         guard_source(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
         return ConstantVariable.create(found)
 
@@ -153,6 +155,8 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
     @functools.wraps(upstream_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         upstream_init(self, *args, **kwargs)
+        # Exactly upstream's class: a tracker that is ours by now, or a subclass of somebody else,
+        # stays.
         if type(self) in upstream:
             real = unwrap(self.value)
             for traced, tracker in trackers.items():
@@ -175,6 +179,8 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
             # hooks are ours.
             if not self.tx.export or type(tracker) not in ours:
                 return upstream_one(self, tracker)
+            # Upstream compares ``type(tracker)``; an empty instance of its own class is all that it
+            # looks at.
             behind = next(each for each in type(tracker).__mro__ if each in upstream)
             return upstream_one(self, object.__new__(behind))
 
@@ -202,6 +208,8 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
         return upstream_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
 
     def richcompare(self: Any, tx: Any, other: VariableTracker, op: str) -> Any:
+        # Only classes that ``has_attribute`` knows are compared here; others are upstream's to
+        # break on.
         known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
         if not known or (values := constants([other], {})) is None:
             return upstream_compare(self, tx, other, op)
@@ -290,6 +298,7 @@ class ConstantTracker(VariableTracker):
 
 
 def _load_object(codegen: PyCodegen, value: object) -> None:
+    # A global by the object's id: the compiled code loads the object itself, not a copy of it.
     name = codegen.tx.output.install_global_by_id("__dynamo_dist_constant", value)
     codegen.append_output(codegen.create_load_global(name, add=True))
 

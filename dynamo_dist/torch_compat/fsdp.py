@@ -309,7 +309,7 @@ def _unsharded_grad(param: object) -> torch.Tensor | None:
     return None if unsharded is None else unsharded.grad
 
 
-def keep_whole(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) -> None:
+def keep_unsharded(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) -> None:
     """Leave a gradient of the gathered parameter where FSDP2 leaves it in a backward that does
     not reduce.
     """
@@ -326,7 +326,7 @@ def keep_whole(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) -> N
         param.unsharded_accumulated_grad += grad
 
 
-def take_whole(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
+def take_unsharded(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
     """Take the gradients of a gathered parameter that wait for their reduction, local to tensor
     parallel ranks.
     """
@@ -409,7 +409,7 @@ def _has_hooks(param: Any) -> bool:
     return bool(param.sharded_param._backward_hooks)
 
 
-def settle_sharded(root: FSDPState) -> None:
+def free_gathered(root: FSDPState) -> None:
     """Free what eager calls have left gathered."""
     for group in [group for state in root._state_ctx.all_states for group in groups(state)]:
         # The gather still writes to its buffer, which must not be freed before it has ended.

@@ -44,7 +44,7 @@ def only_for_builds() -> list[Patch]:
     last = threading.local()
     without: set[str] = set()
 
-    def noted(upstream: Callable[..., Any]) -> Callable[..., object]:
+    def remembering(upstream: Callable[..., Any]) -> Callable[..., object]:
         @functools.wraps(upstream)
         def write(*args: Any, **kwargs: Any) -> tuple[str, str]:
             key, path = upstream(*args, **kwargs)
@@ -66,7 +66,7 @@ def only_for_builds() -> list[Patch]:
         return precompile
 
     return [
-        WrapAttribute(codecache, "write", noted),
+        WrapAttribute(codecache, "write", remembering),
         WrapAttribute(codecache, "_precompile_header", skipped),
     ]
 

@@ -53,7 +53,7 @@ _noting = False
 
 
 @contextlib.contextmanager
-def makers_noted() -> Iterator[None]:
+def makers_recorded() -> Iterator[None]:
     """Changes made in the block keep the functions that made them, innermost first, as
     ``makers``.
     """

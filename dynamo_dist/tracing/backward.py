@@ -62,11 +62,13 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     except TypeError:
         return None  # upstream raises what eager raises
     wanted = [*dynamo_calls.tensors_among(given["inputs"])]
+    # A program that set torch to trace it, or that compiles plain tensors for another backend,
+    # keeps upstream's way.
     if dynamo_calls.is_asked_for() or not _is_ours(
         tx, [*wanted, *dynamo_calls.tensors_among(given["outputs"])]
     ):
         return None
-    if unsharded_parameters.is_any_whole(tx):
+    if unsharded_parameters.is_any_unsharded(tx):
         _refuse(
             "A parameter of FSDP2 or DDP is read in this graph with a backward that reduces, which "
             "eager's gradients do not go through."
@@ -86,6 +88,7 @@ def _guard(tx: Any, wanted: list[Any]) -> None:
     """Guard what of its inputs a graph does not see, and eager's engine does."""
     asked = {id(each) for each in wanted}
     for tracker in dynamo_calls.tensor_inputs(tx):
+        # Without gradients there is no history that eager's engine could see.
         if not tracker.requires_grad:
             continue
         try:
@@ -96,6 +99,8 @@ def _guard(tx: Any, wanted: list[Any]) -> None:
             _refuse(
                 "A hook stands on a tensor whose gradient is asked for; a graph would not run it."
             )
+        # A tensor that is a leaf in one call may be a result in the next, and its gradient then
+        # goes further back.
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("history", _history))
 
 
@@ -150,6 +155,7 @@ def through_output(hooks: BackwardHook, size: int, at: tuple[int, ...], *tensors
 def _through(
     setup: Callable[[Any], Any], size: int, at: tuple[int, ...], tensors: tuple[Any, ...]
 ) -> Any:
+    # The hook counts all arguments of the module; those that are no tensors do not enter the graph.
     args: list[Any] = [None] * size
     for position, tensor in zip(at, tensors, strict=True):
         args[position] = tensor
@@ -179,6 +185,7 @@ def with_hook(
             if is_read
         ]
         results = body(*flat, *free)
+        # An empty tuple means that the hook returns nothing: the gradients stay as they are.
         return tuple(None if at is None else results[at] for at in given) or None
 
     (hooks.user_pre_hooks if is_pre else hooks.user_hooks).append(hook)
@@ -221,12 +228,15 @@ class ModuleHooksVariable(dynamo_calls.ObjectTracker):
         if name == "setup_input_hook":
             self.inputs = dynamo_building.items_of(tx, value)
             return self._pass(tx, through_input, value, self.inputs)
+        # Torch wraps a single result for its hooks and unwraps it again; here it is the same.
         is_tuple = issubclass(value.python_type(), tuple)
         outputs = (
             dynamo_building.items_of(tx, value) if is_tuple else [dynamo_building.realized(value)]
         )
         if not is_tuple:
             value = dynamo_modules.build_tuple(tx, outputs)
+        # Before the results pass through: the hooks have to be registered when the node of the
+        # outputs is made.
         self._trace_hooks(tx, outputs)
         result = self._pass(tx, through_output, value, outputs)
         return result if is_tuple else dynamo_building.items_of(tx, result)[0]
@@ -266,6 +276,7 @@ class ModuleHooksVariable(dynamo_calls.ObjectTracker):
                 for reads in taken
             ]
             result = dynamo_building.realized(hook.call_function(tx, [self.module, *tuples], {}))
+            # Dynamo may speculate more than once; the last trace is the one that counts.
             given.clear()
             tensors: list[Any] = []
             if not result.is_constant_none():
@@ -277,6 +288,7 @@ class ModuleHooksVariable(dynamo_calls.ObjectTracker):
 
         flat = [grad for grads in gradients for grad in grads if grad is not None]
         graph, free = dynamo_modules.traced_apart(tx, call, flat, _BREAK, _WHY, FIX)
+        # A hook that only looks leaves nothing to run in the backward graph.
         if not given and dynamo_modules.computes_nothing(graph):
             return
         body = dynamo_modules.graph_as_argument(tx, graph)

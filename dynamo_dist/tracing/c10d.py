@@ -92,19 +92,24 @@ def lowered(name: str) -> Callable[..., Any]:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return None  # upstream raises what eager raises
+        # DTensors and tensors in flight have their own meaning here; upstream breaks or decides.
         if any(map(dynamo_calls.is_subclass_instance, bound.values())):
             return None
+        # c10d warns and returns on a rank outside of the group; ``recv`` returns -1.
         if name != "_coalescing_manager" and _is_outside(bound.get("group")):
             return dynamo_building.build(tx, -1 if name == "recv" else None)
         if "op" in bound:
             bound["op"] = dynamo_building.build(tx, _reduce_op(name, bound["op"]))
+        # The sender's rank is only known when the graph runs, and the program gets it as a number.
         if name == "recv" and "src" not in bound and "group_src" not in bound:
             _refuse_any_source()
         found = work.traced(tx)
+        # A Work of an earlier launch can no longer be waited for before the graph.
         found.has_launched = True
         if found.managers and name in COLLECTED:
             calls = found.managers.get(_group_name(bound.get("group")))
             if calls is not None:
+                # An open manager launches all of them together where it is closed.
                 calls.append((name, bound))
                 return dynamo_building.build(tx, None)
         return dynamo_building.call_traced(tx, function, [], dict(bound))
@@ -125,6 +130,7 @@ def _is_outside(group: Any) -> bool:
 
 
 def _group_name(group: Any) -> str:
+    # None stands for the default group, as in c10d.
     value = None if group is None else dynamo_building.python_object(group)
     found: Any = dist.group.WORLD if value is None else value
     return found.group_name
@@ -182,7 +188,7 @@ def _close_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     op = calls[0][1].get("op", dynamo_building.build(tx, "sum"))
     return dynamo_building.call_traced(
         tx,
-        collectives.launch_together,
+        collectives.start_together,
         [
             dynamo_building.build(tx, kind),
             dynamo_building.build_list(tx, pairs),
@@ -234,7 +240,7 @@ def patches(config: DistConfig) -> list[Patch]:
         if (function := c10d.c10d_function(name)) is not None:
             found += dynamo_trackers.on_function(function, collectives.refuse(name))
     for name, ours in NN_FUNCTIONAL.items():
-        if (function := getattr(c10d.nn_functional_module, name, None)) is not None:
+        if (function := c10d.nn_functional_function(name)) is not None:
             found += dynamo_trackers.on_function(function, _traced_instead(ours))
     for name, ours in IN_PLACE_OPS.items():
         found += _on_op(name, _traced_instead(ours))

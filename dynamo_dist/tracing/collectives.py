@@ -42,8 +42,8 @@ from dynamo_dist.tracing.work import (
 
 def all_reduce_(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
     """``all_reduce_``: the argument, in flight."""
-    launched = torch.ops._c10d_functional.all_reduce(input, reduce_op, group_name)
-    start(copy_back, [launched], [input])
+    started = torch.ops._c10d_functional.all_reduce(input, reduce_op, group_name)
+    start(copy_back, [started], [input])
     return input
 
 
@@ -51,16 +51,16 @@ def all_reduce_coalesced_(
     inputs: list[torch.Tensor], reduce_op: str, group_name: str
 ) -> list[torch.Tensor]:
     """``all_reduce_coalesced_``: the arguments, in flight, each with a wait of its own."""
-    launched = torch.ops._c10d_functional.all_reduce_coalesced(inputs, reduce_op, group_name)
-    for each, buffer in zip(launched, inputs):  # noqa: B905
+    started = torch.ops._c10d_functional.all_reduce_coalesced(inputs, reduce_op, group_name)
+    for each, buffer in zip(started, inputs):  # noqa: B905
         start(copy_back, [each], [buffer])
     return inputs
 
 
 def broadcast_(input: torch.Tensor, src: int, group_name: str) -> torch.Tensor:
     """``broadcast_``: the argument, in flight. ``src`` is a rank of the group."""
-    launched = torch.ops._c10d_functional.broadcast(input, src, group_name)
-    start(copy_back, [launched], [input])
+    started = torch.ops._c10d_functional.broadcast(input, src, group_name)
+    start(copy_back, [started], [input])
     return input
 
 
@@ -68,8 +68,8 @@ def all_gather_into_tensor_out(
     input: torch.Tensor, group_size: int, group_name: str, *, out: torch.Tensor
 ) -> torch.Tensor:
     """``all_gather_into_tensor_out``: ``out``, in flight."""
-    launched = torch.ops._c10d_functional.all_gather_into_tensor(input, group_size, group_name)
-    start(copy_back, [launched], [out])
+    started = torch.ops._c10d_functional.all_gather_into_tensor(input, group_size, group_name)
+    start(copy_back, [started], [out])
     return out
 
 
@@ -77,10 +77,10 @@ def reduce_scatter_tensor_out(
     input: torch.Tensor, reduce_op: str, group_size: int, group_name: str, *, out: torch.Tensor
 ) -> torch.Tensor:
     """``reduce_scatter_tensor_out``: ``out``, in flight."""
-    launched = torch.ops._c10d_functional.reduce_scatter_tensor(
+    started = torch.ops._c10d_functional.reduce_scatter_tensor(
         input, reduce_op, group_size, group_name
     )
-    start(copy_back, [launched], [out])
+    start(copy_back, [started], [out])
     return out
 
 
@@ -97,12 +97,13 @@ def all_to_all_single(
     """
     here = member(group)
     size = here.size()
+    # Functional all-to-all wants all sizes; c10d takes none, or an empty list, for even splits.
     received = list(output_split_sizes or [output.size(0) // size] * size)
     sent = list(input_split_sizes or [input.size(0) // size] * size)
-    launched = torch.ops._c10d_functional.all_to_all_single(
+    started = torch.ops._c10d_functional.all_to_all_single(
         payload(input), received, sent, here.group_name
     )
-    return end(copy_back, [launched], [output], async_op)
+    return end(copy_back, [started], [output], async_op)
 
 
 def all_to_all(
@@ -112,12 +113,13 @@ def all_to_all(
     async_op: bool = False,
 ) -> dist.Work | None:
     """``dist.all_to_all``: one flat launch, the tensors of each list may differ in size."""
+    # Flat, because the tensors of a list may differ in shape and a collective has one buffer.
     parts = [payload(each).view(-1) for each in input_tensor_list]
     received = [payload(each).numel() for each in output_tensor_list]
-    launched = torch.ops._c10d_functional.all_to_all_single(
+    started = torch.ops._c10d_functional.all_to_all_single(
         torch.cat(parts), received, [part.numel() for part in parts], member(group).group_name
     )
-    return end(split_back, [launched], output_tensor_list, async_op)
+    return end(split_back, [started], output_tensor_list, async_op)
 
 
 def barrier(
@@ -128,6 +130,8 @@ def barrier(
 ) -> dist.Work | None:
     """``dist.barrier``; a launch without data, which no pass may drop."""
     here = member(group)
+    # An operator of ours: c10d's has no functional form, and the serial number keeps two barriers
+    # apart.
     token = torch.ops.dynamo_dist.barrier(
         barrier_device(here, device_ids),
         device_ids or [],
@@ -156,12 +160,13 @@ def all_gather_into_tensor(
 ) -> dist.Work | None:
     """Concatenated or stacked: ``output_tensor`` has the elements of all ranks, in any shape."""
     here = member(group)
-    return end(copy_back, [launch_all_gather(input_tensor, here)], [output_tensor], async_op)
+    return end(copy_back, [start_all_gather(input_tensor, here)], [output_tensor], async_op)
 
 
-def launch_all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def start_all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """One all-gather in flight, along dimension 0."""
     sent = payload(tensor)
+    # An all-gather concatenates along dimension 0, which a number does not have.
     if sent.dim() == 0:
         sent = sent.view(1)
     return torch.ops._c10d_functional.all_gather_into_tensor(sent, group.size(), group.group_name)
@@ -178,24 +183,26 @@ def all_gather(
     sizes = [each.numel() for each in tensor_list]
     longest = max(sizes)
     finish: Finish
+    # Equal sizes need no padding: the tensor is sent as it is.
     if min(sizes) == longest:
         finish, sent = split_back, tensor
     else:  # every rank knows every size, so all of them pad alike
         flat = payload(tensor).view(-1)
         finish = padded_back
+        # Complex numbers are sent as pairs, which ``numel`` of the buffers does not count.
         width = longest * (2 if tensor.is_complex() else 1)
         sent = torch.nn.functional.pad(flat, (0, width - flat.numel()))
-    return end(finish, [launch_all_gather(sent, here)], tensor_list, async_op)
+    return end(finish, [start_all_gather(sent, here)], tensor_list, async_op)
 
 
 def coalesced_all_gather(
     outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Group, async_op: bool
 ) -> dist.Work | None:
     """One launch for several tensors, each gathered into a tensor of its own."""
-    return end(copy_back, _launch_coalesced(inputs, member(group)), outputs, async_op)
+    return end(copy_back, _start_coalesced(inputs, member(group)), outputs, async_op)
 
 
-def _launch_coalesced(inputs: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
+def _start_coalesced(inputs: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
     flat = [payload(each).view(-1) for each in inputs]
     return list(
         torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
@@ -211,20 +218,22 @@ def all_gather_coalesced(
     async_op: bool = False,
 ) -> object:
     """``output_tensor_lists[rank][i]`` receives input ``i`` of that rank."""
-    launched = _launch_coalesced(list(input_tensor_list), member(group))
+    started = _start_coalesced(list(input_tensor_list), member(group))
     outputs = [
         output_tensor_lists[rank][i]
+        # By input and then by rank, which is the order in which each launch's result lies.
         for i in range(len(input_tensor_list))
         for rank in range(len(output_tensor_lists))
     ]
-    work = end(split_each_back, launched, outputs, async_op)
+    work = end(split_each_back, started, outputs, async_op)
     return work.get_future() if work is not None else None
 
 
-def split_each_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+def split_each_back(started: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish launches that each hold the elements of their share of the buffers, in order."""
-    share = len(outputs) // len(launched)
-    for i, each in enumerate(launched):
+    # Each launch has one result a rank.
+    share = len(outputs) // len(started)
+    for i, each in enumerate(started):
         split_back([each], outputs[i * share : (i + 1) * share])
 
 
@@ -238,6 +247,7 @@ def gather(
 ) -> dist.Work | None:
     """``dist.gather``; ValueError for a list on the wrong ranks, as in eager mode."""
     here = member(group)
+    # As in c10d: a rank of the job, also where the group lacks it, which is an error then.
     if dst is None and group_dst is None:
         dst = 0
     root = rank_in(here, dst, group_dst)
@@ -245,12 +255,13 @@ def gather(
         if not gather_list:
             raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
         like = [payload(each) for each in gather_list]
-        launched = torch.ops.dynamo_dist.gather(payload(tensor), like, root, here.group_name)
-        return end(copy_back, list(launched), gather_list, async_op)
+        started = torch.ops.dynamo_dist.gather(payload(tensor), like, root, here.group_name)
+        return end(copy_back, list(started), gather_list, async_op)
     if gather_list:
         raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
-    launched = torch.ops.dynamo_dist.gather(payload(tensor), [], root, here.group_name)
-    return end(only_wait, list(launched), [], async_op)
+    # Other ranks launch too; their results are empty, and nothing is copied.
+    started = torch.ops.dynamo_dist.gather(payload(tensor), [], root, here.group_name)
+    return end(only_wait, list(started), [], async_op)
 
 
 # The function -> what to write instead.
@@ -288,10 +299,10 @@ def all_reduce(
 ) -> dist.Work | None:
     """``dist.all_reduce``."""
     name = member(group).group_name
-    return end(copy_back, [launch_all_reduce(payload(tensor), op, name)], [tensor], async_op)
+    return end(copy_back, [start_all_reduce(payload(tensor), op, name)], [tensor], async_op)
 
 
-def launch_all_reduce(tensor: torch.Tensor, op: str, group_name: str) -> torch.Tensor:
+def start_all_reduce(tensor: torch.Tensor, op: str, group_name: str) -> torch.Tensor:
     """One all-reduce in flight, of the reduce ops that torch has and of those it lacks."""
     if is_functional(op):
         return torch.ops._c10d_functional.all_reduce(tensor, op, group_name)
@@ -315,10 +326,10 @@ def coalesced_all_reduce(
     name = member(group).group_name
     inputs = [payload(tensor) for tensor in tensors]
     if is_functional(op):
-        launched = torch.ops._c10d_functional.all_reduce_coalesced(inputs, op, name)
+        started = torch.ops._c10d_functional.all_reduce_coalesced(inputs, op, name)
     else:
-        launched = [launch_all_reduce(each, op, name) for each in inputs]
-    return end(copy_back, list(launched), tensors, async_op)
+        started = [start_all_reduce(each, op, name) for each in inputs]
+    return end(copy_back, list(started), tensors, async_op)
 
 
 def reduce(
@@ -332,10 +343,10 @@ def reduce(
     """``dist.reduce``: other ranks than ``dst`` keep their buffer."""
     here = member(group)
     root = rank_in(here, dst, group_dst)
-    launched = torch.ops.dynamo_dist.reduce(payload(tensor), op, root, here.group_name)
+    started = torch.ops.dynamo_dist.reduce(payload(tensor), op, root, here.group_name)
     if here.rank() == root:
-        return end(copy_back, [launched], [tensor], async_op)
-    return end(only_wait, [launched], [], async_op)  # elsewhere the buffer stays as it is
+        return end(copy_back, [started], [tensor], async_op)
+    return end(only_wait, [started], [], async_op)  # elsewhere the buffer stays as it is
 
 
 def reduce_scatter_tensor(
@@ -348,12 +359,13 @@ def reduce_scatter_tensor(
     """``dist.reduce_scatter_tensor``: ``input`` concatenated or stacked, in any shape."""
     here = member(group)
     flat = payload(input)
+    # c10d counts elements only, while the functional collective splits dimension 0.
     if flat.dim() == 0 or flat.size(0) % here.size() != 0:
         flat = flat.view(-1)
-    return end(copy_back, [launch_reduce_scatter(flat, op, here)], [output], async_op)
+    return end(copy_back, [start_reduce_scatter(flat, op, here)], [output], async_op)
 
 
-def launch_reduce_scatter(tensor: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
+def start_reduce_scatter(tensor: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
     """One reduce-scatter in flight; dimension 0 is that of all ranks together."""
     if is_functional(op):
         return torch.ops._c10d_functional.reduce_scatter_tensor(
@@ -373,12 +385,12 @@ def coalesced_reduce_scatter(
     here = member(group)
     flat = [payload(each).view(-1) for each in inputs]
     if is_functional(op):
-        launched = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
+        started = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
             flat, op, here.size(), here.group_name
         )
     else:
-        launched = [launch_reduce_scatter(each, op, here) for each in flat]
-    return end(copy_back, list(launched), outputs, async_op)
+        started = [start_reduce_scatter(each, op, here) for each in flat]
+    return end(copy_back, list(started), outputs, async_op)
 
 
 def reduce_scatter(
@@ -398,8 +410,8 @@ def reduce_scatter(
         else torch.nn.functional.pad(part, (0, longest - part.numel()))
         for part in parts
     ]
-    launched = launch_reduce_scatter(torch.cat(rows), op, here)
-    return end(split_back, [launched], [output], async_op)
+    started = start_reduce_scatter(torch.cat(rows), op, here)
+    return end(split_back, [started], [output], async_op)
 
 
 def broadcast(
@@ -412,8 +424,8 @@ def broadcast(
     """``dist.broadcast``."""
     here = member(group)
     root = rank_in(here, src, group_src)
-    launched = torch.ops._c10d_functional.broadcast(payload(tensor), root, here.group_name)
-    return end(copy_back, [launched], [tensor], async_op)
+    started = torch.ops._c10d_functional.broadcast(payload(tensor), root, here.group_name)
+    return end(copy_back, [started], [tensor], async_op)
 
 
 def scatter(
@@ -436,8 +448,8 @@ def scatter(
         inputs = [payload(each) for each in scatter_list]
     elif scatter_list:
         raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
-    launched = torch.ops.dynamo_dist.scatter(inputs, payload(tensor), root, here.group_name)
-    return end(copy_back, [launched], [tensor], async_op)
+    started = torch.ops.dynamo_dist.scatter(inputs, payload(tensor), root, here.group_name)
+    return end(copy_back, [started], [tensor], async_op)
 
 
 class Coalesced:
@@ -471,13 +483,14 @@ def coalescing_manager(
     group: Group = None, device: torch.device | None = None, async_ops: bool = False
 ) -> Iterator[Coalesced]:
     """``dist._coalescing_manager``: one launch where the block ends."""
+    # No ``try``: an error inside is raised before anything has been launched, as in c10d.
     open_manager(group)
     manager = Coalesced()
     yield manager
     manager.append(close_manager(group, async_ops))
 
 
-def launch_together(
+def start_together(
     kind: str, calls: list[Any], op: str, group: Group, async_op: bool
 ) -> dist.Work | None:
     """One launch for calls of one kind, each ``(input, output)``."""

@@ -42,6 +42,7 @@ class _Averaged:
         self._state = None if replicated is None else ref(replicated)
         found = [*ddp.averaged_parameters(wrapper, module)]
         params = ddp.parameters(wrapper)
+        # Names and shapes, which all ranks have in common, make the same key on all of them.
         named = [(name, tuple(params[place].shape)) for place, _, name in found]
         ranks = dist.get_process_group_ranks(wrapper.process_group)
         key = wrapper_agreement.name(wrapper, "", named, ranks)
@@ -58,6 +59,8 @@ class _Averaged:
     def settings(self) -> tuple[Any, ...]:
         """What a program may change between calls, as far as a graph depends on it."""
         wrapper = self.wrapper()
+        # The module is gone; the guard fails, and the function is compiled for whatever took its
+        # place.
         if wrapper is None:
             return ()
         self.follow(wrapper)
@@ -71,17 +74,19 @@ class _Averaged:
     def follow(self, wrapper: DistributedDataParallel) -> None:
         """Do first what ``replicate`` does in each forward."""
         state = None if self._state is None else self._state()
+        # ``replicate`` keeps ``no_sync`` in its own state and hands it to its DDP module at each
+        # forward.
         if state is not None:
             ddp.follow(state, wrapper)
 
 
-_known: WeakKeyDictionary[DistributedDataParallel, _Averaged] = WeakKeyDictionary()
+_averaged_by_wrapper: WeakKeyDictionary[DistributedDataParallel, _Averaged] = WeakKeyDictionary()
 
 
 def _averaged(wrapper: DistributedDataParallel, module: nn.Module) -> _Averaged:
-    if wrapper not in _known:
-        _known[wrapper] = _Averaged(wrapper, module)
-    return _known[wrapper]
+    if wrapper not in _averaged_by_wrapper:
+        _averaged_by_wrapper[wrapper] = _Averaged(wrapper, module)
+    return _averaged_by_wrapper[wrapper]
 
 
 def averages_in_graph(module: nn.Module) -> bool:
@@ -162,7 +167,7 @@ def _module(origin: nn.Module) -> nn.Module:
 def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
     """Return forward's output, from which all parameters' backward runs if ranks may differ."""
     known = unsharded_parameters.reads(tx)
-    averaged = _known[wrapper]
+    averaged = _averaged_by_wrapper[wrapper]
     # A parameter stays averaged: what the graph computes from it behind forward adds to the same
     # gradient.
     unsharded_parameters.leave(tx, wrapper, [])
@@ -210,10 +215,10 @@ def _table(
     for each in dynamo_calls.tensor_inputs(tx):
         if id(dynamo_calls.real_tensor(tx, each)) in own:
             _break("The graph reads one of its parameters before its forward, and so by itself.")
-    wholes = _through_operators(tx, averaged, wrapper, tracker)
+    unsharded = _through_operators(tx, averaged, wrapper, tracker)
     for place, owner, name in ddp.averaged_parameters(wrapper, module):
         key = id(wrapper), place
-        yield (id(owner), name), Read(key, whole=wholes[place], kept=True)
+        yield (id(owner), name), Read(key, whole=unsharded[place], kept=True)
 
 
 def _through_operators(tx: Any, averaged: _Averaged, wrapper: Any, tracker: Any) -> dict[int, Any]:
@@ -268,6 +273,7 @@ def _share_buffers(self: Any) -> None:
     with torch.no_grad():
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in self.modules_buffers:
+            # One broadcast a dtype, as only tensors of one dtype can be joined.
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
         for buffers in by_dtype.values():
             flat = torch.cat([each.reshape(-1) for each in buffers])

@@ -83,6 +83,8 @@ class Averaging:
         storages = list(map(_data_ptr, self.params))
         if storages != self._storages:
             for leaf, param in zip(self.leaves, self.params, strict=True):
+                # A program may give a parameter new storage; graphs read the leaf, which must
+                # follow.
                 leaf.data = param.data
             self._storages = storages
         is_in_place = [table.get(name) is self.params[i] for table, name, i in self.registered]
@@ -103,11 +105,13 @@ class Averaging:
             # Only the first backward after a forward averages: a second one through a kept graph
             # finds the flag cleared.
             self._synchronizes, self._is_expected = self._is_expected, False
+            # Queued at the first bucket, so it runs once for a backward of many buckets.
             aot_gradients.call_after_backward(self._finish)
         start, had = 0, list[int]()
         for place in places:
             param = self.params[place]
             end = start + param.numel()
+            # Otherwise the local gradient is all there is, and it lies in ``flat`` already.
             if param.grad is not None or param._backward_hooks or not self._synchronizes:
                 if param.grad is not None:
                     had.append(place)
@@ -115,20 +119,25 @@ class Averaging:
             start = end
         if len(flat) > start:
             for place in had:
+                # What was accumulated under ``no_sync()`` counts as a use, or its average would be
+                # dropped as unused.
                 flat[start + places.index(place)] = 1
 
     def _take_one(self, local: torch.Tensor, param: nn.Parameter, is_used: bool) -> None:
         hooks = param._backward_hooks if is_used else None
         for hook in tuple((hooks or {}).values()):
+            # Hooks may keep the gradient, and ``flat`` is written to afterwards.
             replaced = hook(local.clone())
             if replaced is not None:
                 local.copy_(replaced)
         if not self._synchronizes:
             if is_used:
                 param.grad = local.clone() if param.grad is None else param.grad.add_(local)
+            # The collective runs nevertheless: other ranks launch it too, as the graph is the same.
             local.zero_()
         elif param.grad is not None:
             local.add_(param.grad)
+            # It is part of the average now; ``_finish`` sets the result.
             param.grad = None
 
     def _finish(self) -> None:
@@ -206,9 +215,11 @@ class _Averaged(torch.autograd.Function):
         used: torch.Tensor | None,
         *params: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
+        # An absent gradient is known by None: DDP leaves out parameters that are not used.
         ctx.set_materialize_grads(False)
         ctx.launch = group, size, key, tuple(places), used is not None
         ctx.like = [(param.shape, param.dtype, param.device) for param in params]
+        # Views: autograd treats an input that a function returns as it is differently.
         passed = tuple(param.view_as(param) for param in params)
         return passed if used is None else (*passed, used.new_zeros(()))
 
@@ -238,6 +249,7 @@ class _Averaged(torch.autograd.Function):
             launched = [place for place, each in zip(places, in_launch, strict=True) if each]
             used = [place for place, each in zip(places, have, strict=True) if each]
             torch.ops.dynamo_dist_parallel.take_(joined, key, launched, used)
+        # Scaled before the sum, by a product, as DDP's reducer does it: results agree to the bit.
         total = _ops.wait_tensor(_ops.all_reduce(joined * (1 / size), "sum", group))
         parts = iter(total.split([len(each) for each in flat]))
         means = [

@@ -53,6 +53,7 @@ def has_tensor_attribute(tracker: VariableTracker, cls: type, name: str) -> bool
     if not issubclass(cls, DTensor):
         return None
     found = inspect.getattr_static(cls, name, None)
+    # A property may raise AttributeError, which hasattr() answers by False.
     return True if found is not None and not isinstance(found, property) else None
 
 
@@ -68,6 +69,7 @@ def attribute(tx: InstructionTranslatorBase, tracker: VariableTracker, name: str
         return None
     if name == "_local_tensor":
         return dynamo_building.call_traced(tx, traced_local, [tracker], {})
+    # Of an input upstream reads spec and placements itself, with guards.
     if tracker.source is not None:
         return None
     if dynamo_dtensors.is_in_backward_hook(tx):
@@ -85,6 +87,7 @@ def attribute(tx: InstructionTranslatorBase, tracker: VariableTracker, name: str
 
 def traced_local(tensor: DTensor) -> torch.Tensor:
     """Traced: the local tensor, which is outside of autograd."""
+    # ``to_local`` records a gradient, while ``_local_tensor`` is outside of autograd in eager mode.
     detached: Any = tensor.detach()
     return detached.to_local()
 
@@ -172,7 +175,7 @@ def _refuse_data_sizes(operation: str) -> None:
 
 def data_sizes_patches() -> list[Patch]:
     """List the patches that enabling makes for sizes that depend on data."""
-    return dynamo_building.on_sizes_told_by_data(_refuse_data_sizes)
+    return dynamo_building.on_data_dependent_sizes(_refuse_data_sizes)
 
 
 _MIXED = "got mixed torch.Tensor and DTensor"
@@ -194,6 +197,7 @@ def once_more(run: Callable[[], object], arguments: object) -> object:
             raise
         if _versions(arguments) != before:
             raise
+    # Only in the second run: everywhere else a plain tensor among DTensors stays an error.
     with dtensor_dispatch.made_tensors_are_replicas():
         return run()
 
@@ -230,6 +234,7 @@ def construct(local: torch.Tensor, spec: Any) -> DTensor:
     """
     meta = spec.tensor_meta
     return DTensor.from_local(
+        # The class's constructor is below autograd, and from_local is not.
         local.detach(),
         spec.mesh,
         spec.placements,
@@ -286,6 +291,7 @@ def from_local(tx: object, args: list[object], kwargs: dict[str, object]) -> obj
         )
     _warn_of_another_cut(given)
     mesh = given.get("device_mesh")
+    # A mesh that is given is upstream's to trace.
     if mesh is not None and dynamo_building.constants([mesh], {}) != ([None], {}):
         return None
     kwargs = {name: value for name, value in kwargs.items() if name != "device_mesh"}

@@ -53,6 +53,7 @@ def _watch(outputs: Sequence[object]) -> None:
     made = [o for o in outputs if isinstance(o, DTensor) and o.grad_fn is not None]
     if not made:
         return
+    # By output of the node, which is how its prehook counts gradients.
     makers = {o.output_nr: _zeros_like(o) for o in made}
 
     def before(grads: tuple[torch.Tensor | None, ...]) -> None:
@@ -61,6 +62,7 @@ def _watch(outputs: Sequence[object]) -> None:
     def after(*_: object) -> None:
         _absent.makers = ()
 
+    # All outputs of a compiled graph have one node.
     node: Any = made[0].grad_fn
     node.register_prehook(before)
     node.register_hook(after)
@@ -89,6 +91,7 @@ def _absent_gradient(tangent: torch.Tensor, expected: object) -> torch.Tensor | 
     """
     zeros = [make() for make in _absent.makers]
     alike = [zero for zero in zeros if zero.shape == tangent.shape and zero.dtype == tangent.dtype]
+    # Several absent gradients may be of one shape: the one with the expected layout comes first.
     alike.sort(key=lambda zero: zero.__tensor_flatten__()[1] != expected)
     return alike[0] if alike else None
 
@@ -156,12 +159,14 @@ def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[object], l
     found, ways = [], []
     for output in outputs:
         way = None
+        # An argument that is returned as it is needs no view.
         if isinstance(output, DTensor) and not any(output is arg for arg in args):
             base = output._base
             shares_input = aot_aliases.storage_key(output._local_tensor) in locals_of_args
             if any(base is arg for arg in args):
                 alias = shares_input
             else:  # AOTAutograd refuses to return a base that the program does not
+                # By identity: ``in`` would compare tensors by element.
                 alias = any(base is other for other in outputs)
             if base is not None and not alias:
                 output, base = apart(output), None
@@ -173,6 +178,7 @@ def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[object], l
 
 def apart(output: torch.Tensor) -> torch.Tensor:
     """The same values and memory, to autograd a tensor of its own."""
+    # To autograd the result of _unsafe_view is no view, and it moves no data.
     return torch.ops.aten._unsafe_view(output, output.shape)
 
 
@@ -203,18 +209,21 @@ def _steps(output: DTensor, base: DTensor) -> tuple[ViewStep, ...] | None:
     one tensor's views.
     """
     replayed, calls = aot_aliases.recorded_views(output, base)
+    # Autograd has kept no way, or one from another shape: nothing to rely on.
     if replayed is None or replayed.shape != output.shape:
         return None
     steps = []
     current: Any = base
     for position, (function, args, kwargs, result) in enumerate(calls):
         rest = (args[1:], kwargs)
+        # A step that takes other tensors cannot be repeated from its arguments alone.
         if not args or args[0] is not current or aot_aliases.has_tensors(rest):
             return None
         index = None
         if isinstance(result, (list, tuple)):
             last = position + 1 == len(calls)
             wanted = replayed if last else calls[position + 1][1][0]
+            # split and its like give several views; only one of them leads on.
             index = next((i for i, each in enumerate(result) if each is wanted), None)
             if index is None:
                 return None
@@ -269,6 +278,7 @@ def replay(
             found = found[step.result]
     if found.shape != target.shape:
         raise _unknown(base, target)
+    # The graph was compiled for an output without gradients, as under no_grad().
     if base.requires_grad and not requires_grad:
         return found.detach()
     if requires_grad and not base.requires_grad:
@@ -294,6 +304,7 @@ def _value(
         return value
     if value.expression in values:
         return values[value.expression]
+    # Known symbols may still give a number where the expression is no single size.
     found = value.expression.subs(values)
     if not found.is_number:
         raise _unknown(base, target)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind")
 log = logging.getLogger(__name__)
-_looked_at: WeakSet[object] = WeakSet()
+_checked_states: WeakSet[object] = WeakSet()
 
 
 def warn_of_stale_optimizers(state: object, root: nn.Module) -> None:
@@ -63,9 +63,10 @@ def warn_of_stale_optimizers(state: object, root: nn.Module) -> None:
     are those of at least half of the root's. The search looks at all objects of the process, so it
     runs only once, and it looks at modules only where an optimizer may be one.
     """
-    if state in _looked_at:
+    # gc.get_objects() walks the whole process, so the search runs once for each root.
+    if state in _checked_states:
         return
-    _looked_at.add(state)
+    _checked_states.add(state)
     own = {id(param) for param in root.parameters()}
     shapes = Counter(param.shape for param in root.parameters())
     suspects = []
@@ -75,11 +76,14 @@ def warn_of_stale_optimizers(state: object, root: nn.Module) -> None:
         if (
             own.isdisjoint(map(id, held))
             and found <= shapes
+            # An optimizer may hold a part of the parameters only; less than half is taken for
+            # another model's.
             and 2 * len(held) >= shapes.total() > 0
         ):
             suspects.append((optimizer, held))
     if not suspects:
         return
+    # Only now, for suspects: an optimizer whose parameters some module still holds is in use.
     owned = {id(param) for module in _alive(nn.Module) for param in _parameters(module)}
     for optimizer, held in suspects:
         if owned.isdisjoint(map(id, held)):
@@ -150,8 +154,10 @@ class _Sharded:
         size, dtype = gather.kept_like(param.size, shard.dtype)
         kind = param.path, gather.keeps, dtype
         if kind not in self._places:
+            # One number expanded to the size: autograd asks for the shape, and nobody reads the
+            # values.
             leaf = torch.zeros(1, dtype=dtype, device=shard.device).expand(size).detach()
-            keep = fsdp.keep_whole if gather.keeps == WHOLE else fsdp.keep_partial
+            keep = fsdp.keep_unsharded if gather.keeps == WHOLE else fsdp.keep_partial
             leaf.requires_grad_().register_post_accumulate_grad_hook(
                 functools.partial(_keep, self.key, param.path, keep)
             )
@@ -162,6 +168,7 @@ class _Sharded:
     def place_of_unhooked(self, path: tuple[int, int]) -> int:
         """Where in ``unhooked`` the leaf is that a parameter with hooks is read as."""
         shard = fsdp.sharded(self.state(), path)
+        # With its storage, as a loaded checkpoint may put the parameter elsewhere.
         kind = path, aot_gradients.local_of(shard).data_ptr()
         if kind not in self._places:
             leaf = shard.detach().requires_grad_()
@@ -182,16 +189,20 @@ class _Sharded:
     @unsharded.setter
     def unsharded(self, wholes: list[torch.Tensor]) -> None:
         state = self.state()
+        # A setter, because Dynamo's side effects can set an attribute after the graph but call
+        # nothing.
         for param, whole in zip(left_unsharded(state), wholes, strict=True):
             leaf = fsdp.leave_unsharded(state, param.path, whole)
             self._left[param.path] = ref(leaf)
             if leaf.requires_grad:
-                keep = functools.partial(_keep, self.key, param.path, fsdp.keep_whole)
+                keep = functools.partial(_keep, self.key, param.path, fsdp.keep_unsharded)
                 leaf.register_post_accumulate_grad_hook(keep)
 
     def reshard_after_backward(self) -> None:
         """``reshard`` when the backward has run that is under way."""
         if self._left:
+            # Not at once: uses of the parameter outside of the forward still need it in this
+            # backward.
             aot_gradients.call_after_backward(self.reshard)
 
     def reshard(self) -> None:
@@ -208,7 +219,8 @@ class _Sharded:
         state = self.state()
         self.reshard_after_backward()
         if what == WHOLE:
-            return fsdp.take_whole(state, path)
+            return fsdp.take_unsharded(state, path)
+        # The flat tensor is the whole group's: other parameters have yet to take their parts.
         aot_gradients.call_after_backward(functools.partial(fsdp.drop_partial, state, path))
         return fsdp.partial(state, path)
 
@@ -227,14 +239,17 @@ def _keep(key: str, path: tuple[int, int], keep: Callable[..., None], leaf: torc
 def _hand_over(param: Any, leaf: torch.Tensor) -> None:
     grad, leaf.grad = leaf.grad, None
     owner = param()
+    # The shard may have been replaced since, as by a checkpoint: nobody waits for this gradient.
     if grad is None or owner is None:
         return
+    # Out of place, since the sum may be what a program has kept a reference to.
     owner.grad = grad if owner.grad is None else owner.grad + grad
+    # A copy, as a hook may remove itself.
     for hook in tuple((owner._post_accumulate_grad_hooks or {}).values()):
         hook(owner)
 
 
-_known: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
+_sharded_by_state: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
 
 
 def shards_in_graph(module: nn.Module) -> bool:
@@ -255,7 +270,10 @@ def _pre_forward(
     receiver, module, inputs, keywords = args
     state: Any = dynamo_building.python_object(receiver)
     known = unsharded_parameters.reads(tx)
+    # The hook of a state for several modules runs for each of them; the first one enters.
     if state not in known.inside:
+        # FSDP2's root decides for all states in it, so only the outermost one is checked for a
+        # root's settings.
         outermost = not known.inside
         _refuse(state, outermost)
         fsdp.decide_root(state)
@@ -278,6 +296,7 @@ def _post_forward(
     known = unsharded_parameters.reads(tx)
     run = known.run.setdefault(id(state), set())
     run.add(id(dynamo_building.python_object(module)))
+    # FSDP2 reshards after the last module of a list, in whatever order they run.
     if len(run) >= len(fsdp.modules(state)):  # of a list of modules, all have
         run.clear()
         unsharded_parameters.leave(tx, state, _table(tx, state))
@@ -326,6 +345,7 @@ def _leave_unsharded(tx: Any, state: Any) -> None:
         return
     gathered, tracer = unsharded_parameters.reads(tx).gathered, dynamo_calls.current_tracer(tx)
     wholes = [gathered.get(((id(state), param.path), tracer)) for param in params]
+    # A tensor of a subgraph cannot leave it, so FSDP2 gathers again for later uses.
     if any(each is None for each in wholes):  # read in a graph inside alone, such as a checkpoint's
         return
     detached = dynamo_building.call_traced(
@@ -373,7 +393,7 @@ def _guard(tx: Any, state: Any, outermost: bool) -> None:
     if outermost:
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("eager forward", fsdp.runs_eagerly))
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("hooks of modules", _hooks_version))
-        dynamo_calls.call_before_graph(tx, tracker.source, fsdp.settle_sharded)
+        dynamo_calls.call_before_graph(tx, tracker.source, fsdp.free_gathered)
 
 
 def _table(tx: InstructionTranslatorBase, state: Any) -> Iterator[tuple[Place, Read]]:
@@ -403,15 +423,17 @@ def _leaf(sharded: _Sharded, name: str, place: int) -> Callable[[Any], Any]:
 
 
 def _sharded(state: Any) -> _Sharded:
-    if state not in _known:
+    if state not in _sharded_by_state:
         params = [
             (name, param.dim, None if param.shard is None else param.shard.size())
             for param in fsdp.sharded_parameters(state)
             for _, name in param.owners
         ]
         path, ranks = fsdp.path_in_model(state), fsdp.ranks(state)
-        _known[state] = _Sharded(state, wrapper_agreement.name(state, path, params, ranks))
-    return _known[state]
+        _sharded_by_state[state] = _Sharded(
+            state, wrapper_agreement.name(state, path, params, ranks)
+        )
+    return _sharded_by_state[state]
 
 
 def _hooks_version(state: object) -> int:
@@ -428,6 +450,8 @@ def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
     keeps, takes = "", ""
     group = fsdp.groups(state)[param.path[0]]
     if torch.is_grad_enabled() and fsdp.sharded(state, param.path).requires_grad:
+        # Set by ``set_requires_gradient_sync`` and ``set_requires_all_reduce``, for gradient
+        # accumulation.
         reduces, all_reduces = fsdp.reductions(group)
         keeps = PARTIAL if reduces and not all_reduces else "" if reduces else WHOLE
         words = zip((WHOLE, PARTIAL), fsdp.kept(group), strict=True)
@@ -484,8 +508,8 @@ def _refuse_method(name: str) -> Callable[..., object]:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _ran_eagerly(state: object) -> None:
     unsharded_parameters.ran_eagerly(state)
-    if state in _known:
-        _known[state].reshard()
+    if state in _sharded_by_state:
+        _sharded_by_state[state].reshard()
 
 
 def fsdp_answers() -> dict[object, Callable[..., object]]:

@@ -122,12 +122,19 @@ class Gather:
         if self.param_dtype is not None:
             local = local.to(self.param_dtype)
         if self.shard is None:
+            # A tensor of its own: autograd treats an input that a function returns as it is
+            # differently.
             return local.view_as(local)
+        # Ragged chunks of dimension 0 are padded to the first one's rows, since an all-gather sends
+        # equal sizes.
         padded = local.contiguous() if self.dim else _pad_rows(local, self._chunk).contiguous()
         gathered = _ops.all_gather_into_tensor(padded, self.shard.size, self.shard.name)
         whole: torch.Tensor = _ops.wait_tensor(gathered)
         if self.dim:
+            # Gathered along dimension 0, one rank's shard after the other; put together where they
+            # were split.
             return torch.cat(whole.chunk(self.shard.size), dim=self.dim)
+        # The padding of ragged chunks lies at the end.
         return whole if whole.shape[0] == self.rows else whole[: self.rows]
 
     def kept_like(self, param: torch.Size, dtype: torch.dtype) -> tuple[list[int], torch.dtype]:
@@ -136,6 +143,7 @@ class Gather:
         """
         size = list(param)
         if self.keeps == PARTIAL and self.shard is not None:
+            # The padded chunk, which is what the reduce-scatter gives on every rank.
             size[self.dim] = -(-size[self.dim] // self.shard.size)
         return size, self.reduce_dtype or self.param_dtype or dtype
 
@@ -148,6 +156,7 @@ class Gather:
         """
         if self.reduce_dtype is not None:
             grad = grad.to(self.reduce_dtype)
+        # Before any division: FSDP2 divides the sum of micro-batches once, when it reduces.
         if WHOLE in self.takes:
             grad = _with_kept(grad, self.key, WHOLE)
         if self.keeps == WHOLE:
@@ -156,15 +165,19 @@ class Gather:
         grad = _divided(grad, before)
         if self.shard is not None:
             if self.dim:
+                # A reduce-scatter splits dimension 0, so the chunks of another dimension are lined
+                # up there.
                 padded = torch.cat(grad.chunk(self.shard.size, dim=self.dim))
             else:
                 padded = _pad_rows(grad, self._chunk * self.shard.size).contiguous()
             scattered = _ops.reduce_scatter_tensor(padded, "sum", self.shard.size, self.shard.name)
             grad = _divided(_ops.wait_tensor(scattered), behind_shard)
+        # Behind the sum over shards, where FSDP2 left what it keeps between backwards.
         if PARTIAL in self.takes:
             grad = _with_kept(grad, self.key, PARTIAL)
         if self.keeps == PARTIAL:
             return grad
+        # HSDP: the chunk is averaged over the ranks that hold equal copies.
         if self.replicate is not None:
             grad = _ops.wait_tensor(_ops.all_reduce(grad.contiguous(), "sum", self.replicate.name))
         return _divided(grad, behind_all)
@@ -185,12 +198,15 @@ class Gather:
         """
         shards = self.shard.size if self.shard else 1
         copies = self.replicate.size if self.replicate else 1
+        # float16 overflows in a sum over many ranks: half of the division goes before it, as in
+        # FSDP2.
         if dtype not in (torch.float32, torch.bfloat16):
             divide = shards * copies if self.divide is None else self.divide
             before = _about_root(divide)
             return before, 1, divide / before
         if self.divide is None:
             return 1, shards, copies
+        # A factor of the program's own divides once, after the first sum there is.
         return (1, self.divide, 1) if self.shard is not None else (1, 1, self.divide)
 
     @property
@@ -210,6 +226,7 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Marked for the bucketing pass; a reduction is never computed a second time.
         with aot_partition.gathered(ctx.gather.group, again=False):
             if ctx.gather.keeps:
                 return None, ctx.gather.reduced(grad), None
@@ -295,6 +312,7 @@ def _gather(
         key,
         group,
     )
+    # Without a shard group there is no gather to do again, and recomputing a cast saves nothing.
     again = gather.shard is not None and reshard_after_forward
     with aot_partition.gathered(group, again=again):
         whole: torch.Tensor = _Whole.apply(local, kept, gather)
@@ -307,6 +325,7 @@ _library.impl("gather", _gather, "CompositeImplicitAutograd")
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _add_kept(grad: torch.Tensor, key: str, what: str) -> None:
     keeper, *path = key.rsplit("/", 2)
+    # Looked up when the backward runs: whether anything is kept is known only then.
     kept = KEEPERS[keeper].take((int(path[0]), int(path[1])), what)
     if kept is not None:
         grad += kept.reshape(grad.shape)

@@ -124,7 +124,7 @@ def _sharded_later(managed: list[nn.Module], _: set[nn.Parameter]) -> None:
     the graph as well.
     """
     for module in managed:
-        dynamo_modules.compile_whole_later(
+        dynamo_modules.compile_as_one_graph_later(
             module, fsdp2.shards_in_graph, whole_call, _is_no_root_in_graph
         )
 

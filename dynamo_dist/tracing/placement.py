@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dynamo_dist.torch_compat import InstructionTranslatorBase, VariableTracker
 
 
-def _made(tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]) -> object:
+def _construct(tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]) -> object:
     """The op that these constants make; None leaves others to upstream."""
     if len(args) != 1 or kwargs:
         return None
@@ -30,7 +30,7 @@ def _made(tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracke
 
 def reduce_op_patches() -> list[Patch]:
     """List the patches that enabling makes for the class."""
-    return dynamo_trackers.on_construction(dist.ReduceOp, _made)
+    return dynamo_trackers.on_construction(dist.ReduceOp, _construct)
 
 
 CONSTANT_DUNDERS = frozenset({"__eq__", "__ne__", "__hash__", "__repr__", "__str__", "__format__"})

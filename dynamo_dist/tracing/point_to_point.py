@@ -34,10 +34,10 @@ def irecv(
     """``dist.irecv``; from any rank without a source."""
     here = member(group)
     peer = NO_PEER if src is None and group_src is None else rank_in(here, src, group_src)
-    launched = torch.ops.dynamo_dist.irecv(
+    started = torch.ops.dynamo_dist.irecv(
         payload(tensor), peer, tag, here.group_name, next_serial()
     )
-    return start(copy_back, [launched], [tensor])
+    return start(copy_back, [started], [tensor])
 
 
 def send(
@@ -82,7 +82,7 @@ def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
     if not coalesces(here, first.tensor.device):
         return [_single(op, here) for op in p2p_op_list]
     is_send = [op.op is dist.isend for op in p2p_op_list]
-    launched = torch.ops.dynamo_dist.isend_irecv_batch(
+    started = torch.ops.dynamo_dist.isend_irecv_batch(
         [payload(op.tensor) for op in p2p_op_list],
         is_send,
         [op.group_peer for op in p2p_op_list],
@@ -90,15 +90,15 @@ def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
         next_serial(),
     )
     outputs = [op.tensor for op in p2p_op_list if op.op is not dist.isend]
-    received = [each for each, sends in zip(launched, is_send) if not sends]  # noqa: B905
-    tokens = [each for each, sends in zip(launched, is_send) if sends]  # noqa: B905
+    received = [each for each, sends in zip(started, is_send) if not sends]  # noqa: B905
+    tokens = [each for each, sends in zip(started, is_send) if sends]  # noqa: B905
     return [start(received_back, [*received, *tokens], outputs)]
 
 
-def received_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+def received_back(started: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish a batch: the receives first, then the sends' tokens."""
-    copy_back(launched[: len(outputs)], outputs)
-    only_wait(launched[len(outputs) :], [])
+    copy_back(started[: len(outputs)], outputs)
+    only_wait(started[len(outputs) :], [])
 
 
 def _single(op: dist.P2POp, group: dist.ProcessGroup) -> dist.Work:

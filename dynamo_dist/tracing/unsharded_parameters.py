@@ -86,6 +86,8 @@ def enter(
     new = dict(table)
     if not known.inside:
         _begun.add(wrapper)
+        # A wrapper without ranks launches nothing, as DDP in evaluation: there is nothing to agree
+        # on.
         if ranks:
             known.outermost.append(wrapper)
     if not ranks:
@@ -112,7 +114,9 @@ class HookVersions:
         in every process.
         """
         # Handles have numbers, of which torch never gives one twice.
+        # A list comprehension, which is faster than a generator: this runs before each call.
         found = tuple([tuple(table) for table in self._tables if table])
+        # The number goes into a guard; handles' own numbers would differ from process to process.
         return self._seen.setdefault(found, len(self._seen))
 
 
@@ -124,12 +128,13 @@ def leave(
     known.inside.remove(wrapper)
     _begun.discard(wrapper)
     for place, read in table:
+        # A dictionary that was handed out while parameters were unsharded holds them as such.
         known.tables.pop((place[0], dynamo_calls.current_tracer(tx)), None)
         if not read.kept:
             known.whole.pop(place, None)
 
 
-def is_any_whole(tx: InstructionTranslatorBase) -> bool:
+def is_any_unsharded(tx: InstructionTranslatorBase) -> bool:
     """Return whether a parameter has been read whole in the graph that is traced."""
     known = vars(tx.output).get("_dynamo_dist_reads")
     return known is not None and bool(known.read)
@@ -149,6 +154,7 @@ def answer(tx: Any, tracker: Any, name: str) -> Any:
         and (table := known.tables.get((id(module), dynamo_calls.current_tracer(tx)))) is not None
     ):
         return table.call_method(tx, "__getitem__", [dynamo_building.build(tx, name)], {})
+    # RNNs read their parameters from a list of their own.
     if name == "_flat_weights" and isinstance(module, nn.RNNBase):
         found = [known.whole.get((id(module), each)) for each in module._flat_weights_names]
         if all(found):
@@ -237,7 +243,10 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     known = vars(tx.output).get("_dynamo_dist_reads")
     if known is None:
         return False
+    # Dynamo would write the gathered tensors back into ``_parameters`` after the graph.
     dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
+    # A wrapper whose forward the graph ends in: its parameters would be sharded again in the
+    # middle.
     cannot = known.inside if breaks else []
     whole = wrapper_agreement.run_in_graph(known.outermost, cannot)
     left = [each for each, is_whole in zip(known.outermost, whole, strict=True) if not is_whole]
@@ -253,6 +262,8 @@ def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> object:
     known = vars(tx.output).get("_dynamo_dist_reads")
     if known is None or not any(tensor is each for each in known.gathered.values()):
         return None
+    # In a graph nothing is accumulated before the reduction; the hook sees the gradient that would
+    # be.
     hook = dynamo_building.call_traced(tx, _on_gradient, args, {})
     return tensor.call_method(tx, "register_hook", [hook], {})
 
@@ -266,6 +277,7 @@ class _Accumulated:
 
 def _on_gradient(hook: Callable[[object], None]) -> Callable[[torch.Tensor], torch.Tensor]:
     def run(grad: torch.Tensor) -> torch.Tensor:
+        # The hook may write to ``param.grad``, and the gradient it was given may be used elsewhere.
         param = _Accumulated(grad.clone())
         hook(param)
         return param.grad

@@ -1,6 +1,6 @@
 """Work in flight: its handles in traced code, and Dynamo's tracker of them.
 
-The start of a collective is separate from its end. ``launched`` are the results of functional
+The start of a collective is separate from its end. ``started`` are the results of functional
 collectives that nobody has waited for, ``outputs`` the buffers that the program passed in, and
 ``finish(launched, outputs)`` waits and copies. Traced, ``start`` is a ``WorkVariable`` whose
 ``wait()`` traces ``finish`` right there; a Work that leaves the graph is a ``GraphWork``, which
@@ -44,19 +44,20 @@ class GraphWork(dist.Work):
     def __init__(
         self,
         finish: Finish | None = None,
-        launched: list[torch.Tensor] | None = None,
+        started: list[torch.Tensor] | None = None,
         outputs: list[torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self._finish, self._launched, self._outputs = finish, launched or [], outputs or []
+        self._finish, self._started, self._outputs = finish, started or [], outputs or []
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def wait(self, timeout: object = None) -> bool:
         """Wait, without a deadline of its own: ``timeout`` is that of the process group. True."""
+        # Programs wait more than once; what the buffers hold meanwhile is theirs.
         if (finish := self._finish) is not None:
             self._finish = None
-            finish(self._launched, self._outputs)
-            self._launched = []
+            finish(self._started, self._outputs)
+            self._started = []
         return True
 
     def is_completed(self) -> bool:
@@ -100,6 +101,7 @@ class GraphFuture(torch.futures.Future):  # type: ignore[type-arg]
         """Return the value of the collective, or of the callback. A callback runs once, at the
         first ask.
         """
+        # The callback's result is kept by torch's future, so it runs once.
         if not super().done():
             self._of.wait()
             if self._callback is not None:
@@ -122,47 +124,50 @@ class GraphFuture(torch.futures.Future):  # type: ignore[type-arg]
         return GraphFuture(self, callback)
 
 
-def start(finish: Finish, launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> dist.Work:
+def start(finish: Finish, started: list[torch.Tensor], outputs: list[torch.Tensor]) -> dist.Work:
     """A Work for what has been launched; a ``WorkVariable`` when traced."""
-    return GraphWork(finish, launched, outputs)
+    return GraphWork(finish, started, outputs)
 
 
 def end(
     finish: Finish,
-    launched: list[torch.Tensor],
+    started: list[torch.Tensor],
     outputs: list[torch.Tensor],
     async_op: bool,
 ) -> dist.Work | None:
     """Return the result of a c10d function: a Work in flight, or None after waiting."""
     if async_op:
-        return start(finish, launched, outputs)
-    finish(launched, outputs)
+        return start(finish, started, outputs)
+    finish(started, outputs)
     return None
 
 
-def wait(launched: torch.Tensor) -> torch.Tensor:
+def wait(started: torch.Tensor) -> torch.Tensor:
     """The value of a launch, once it is there."""
-    return torch.ops._c10d_functional.wait_tensor(launched)
+    return torch.ops._c10d_functional.wait_tensor(started)
 
 
-def only_wait(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+def only_wait(started: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish a launch that gives nothing: a send, a barrier."""
-    for each in launched:
+    for each in started:
+        # An operator with effects and a number of its own: nobody uses its result, and equal calls
+        # would be merged.
         torch.ops.dynamo_dist.wait_tensor(each, next_serial())
 
 
-def copy_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+def copy_back(started: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish launches of one result for each buffer; shapes may differ, numbers of elements do
     not.
     """
-    for each, output in zip(launched, outputs, strict=True):
+    for each, output in zip(started, outputs, strict=True):
+        # c10d's buffers are outside of autograd, in eager mode too.
         buffer, result = plain(output), wait(each)
         buffer.copy_(result if result.shape == buffer.shape else result.view(buffer.shape))
 
 
-def split_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+def split_back(started: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish one launch whose flat result holds the buffers' elements one after the other."""
-    flat = wait(launched[0]).view(-1)
+    flat = wait(started[0]).view(-1)
     offset = 0
     for output in outputs:
         buffer = plain(output)
@@ -170,9 +175,9 @@ def split_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> Non
         offset = offset + buffer.numel()
 
 
-def padded_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+def padded_back(started: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish one launch whose flat result holds the buffers' elements in equal, padded rows."""
-    flat = wait(launched[0]).view(len(outputs), -1)
+    flat = wait(started[0]).view(len(outputs), -1)
     for rank, output in enumerate(outputs):
         buffer = plain(output)
         buffer.copy_(flat[rank, : buffer.numel()].view(buffer.shape))
@@ -236,14 +241,14 @@ class WorkVariable(InFlightVariable):
     def __init__(
         self,
         finish: object,
-        launched: object,
+        started: object,
         outputs: object,
         buffers: list[torch.Tensor],
         line: str,
         **kw: object,
     ) -> None:
         super().__init__(**kw)
-        self.finish, self.launched, self.outputs = finish, launched, outputs
+        self.finish, self.started, self.outputs = finish, started, outputs
         self.buffers, self.line = buffers, line
         self.done = self.left = False
 
@@ -264,14 +269,17 @@ class WorkVariable(InFlightVariable):
         """Trace the wait and the copy into the buffers, once."""
         if not self.done:
             self.done = True
+            # Removed first, because the copy below uses buffers that count as in flight otherwise.
             traced(tx).works.remove(self)
-            dynamo_building.call_traced(tx, self.finish, [self.launched, self.outputs], {})
+            dynamo_building.call_traced(tx, self.finish, [self.started, self.outputs], {})
 
     def reconstruct(self, codegen: PyCodegen) -> None:
         self.left = True
+        # A Work that is done inside still is an object to the program, and its ``wait()`` does
+        # nothing.
         finish = dynamo_building.build(codegen.tx, None) if self.done else self.finish
-        launched = dynamo_building.build_list(codegen.tx, []) if self.done else self.launched
-        dynamo_calls.construct_on_return(codegen, GraphWork, [finish, launched, self.outputs])
+        started = dynamo_building.build_list(codegen.tx, []) if self.done else self.started
+        dynamo_calls.construct_on_return(codegen, GraphWork, [finish, started, self.outputs])
 
 
 class FutureVariable(InFlightVariable):
@@ -293,6 +301,8 @@ class FutureVariable(InFlightVariable):
         if name not in FUTURE_METHODS:
             _refuse(name)
         if name == "then":
+            # Traced at the first wait, as eager runs it when the collective has ended and not
+            # before.
             future = FutureVariable(self, *args, **kwargs)
             traced(tx).futures.append(future)
             return future
@@ -334,12 +344,12 @@ def traced_start(
     tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
 ) -> VariableTracker:
     """``lowering.work.start`` while tracing."""
-    finish, launched, outputs = args
-    launched = dynamo_building.build_list(tx, dynamo_building.items_of(tx, launched))
+    finish, started, outputs = args
+    started = dynamo_building.build_list(tx, dynamo_building.items_of(tx, started))
     outputs = dynamo_building.build_list(tx, dynamo_building.items_of(tx, outputs))
     work = WorkVariable(
         finish.as_python_constant(),
-        launched,
+        started,
         outputs,
         dynamo_building.fake_tensors(tx, outputs),
         dynamo_calls.traced_user_line(tx, _OURS),
@@ -354,6 +364,7 @@ def traced_wait_tensor(
     """``wait_tensor`` of a buffer in flight ends its launch; None for anything else."""
     state = traced(tx)
     tensors = [*args, *kwargs.values()]
+    # Functional collectives of the program itself are upstream's.
     if not state.works or len(tensors) != 1:
         return None
     buffer = dynamo_building.fake_tensor(tensors[0])
@@ -362,6 +373,7 @@ def traced_wait_tensor(
         for work in state.works
         if any(dtensor_specs.may_overlap(buffer, b) for b in work.buffers)
     ]
+    # A buffer may be part of several launches, such as slices of one tensor.
     for work in found:
         work.end(tx)
     return tensors[0] if found else None
@@ -376,6 +388,8 @@ class EagerWorkVariable(InFlightVariable):
     def method(self, tx: Any, name: str, args: list[object], kwargs: dict[str, object]) -> Any:
         if name not in _GIVES_TRUE | _GIVES_NONE:
             _refuse(name)
+        # The wait is moved before the graph, past the launch: the order of launches would change on
+        # this rank.
         if traced(tx).has_launched:
             dynamo_building.graph_break(
                 "Wait for a Work of an earlier launch after a launch in the graph",
@@ -419,19 +433,24 @@ def used_in_flight(tx: Any, work: WorkVariable) -> None:
 def before_end(tx: object) -> None:
     """Wait at the graph's end for every Work that nobody can wait for any more."""
     state = traced(tx)
+    # A Work that the program still holds, or returns, may be waited for after the graph.
     alive = dynamo_calls.trackers_in_use(tx) if state.works or state.futures else set()
     found: list[FutureVariable | WorkVariable] = [*state.futures, *state.works]
-    for pending in found:
-        done = pending.value is not None if isinstance(pending, FutureVariable) else pending.done
-        if done or id(pending) in alive:
+    for unfinished in found:
+        done = (
+            unfinished.value is not None
+            if isinstance(unfinished, FutureVariable)
+            else unfinished.done
+        )
+        if done or id(unfinished) in alive:
             continue
-        if isinstance(pending, WorkVariable):
+        if isinstance(unfinished, WorkVariable):
             log.warning(
                 "%s: the Work of this collective is never waited for, so it is waited for at the "
                 "end of the graph. Call .wait() on it where its result is needed.",
-                pending.line,
+                unfinished.line,
             )
-        pending.end(tx)
+        unfinished.end(tx)
 
 
 def after_end(tx: object) -> None:

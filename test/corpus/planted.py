@@ -30,8 +30,8 @@ def drop(tensor, op="sum", group=None, async_op=False):
 
 
 def double(tensor, op="sum", group=None, async_op=False):
-    once = torch.ops._c10d_functional.wait_tensor(collectives.launch_all_reduce(payload(tensor), op, member(group).group_name))
-    return end(copy_back, [collectives.launch_all_reduce(once, op, member(group).group_name)], [tensor], async_op)
+    once = torch.ops._c10d_functional.wait_tensor(collectives.start_all_reduce(payload(tensor), op, member(group).group_name))
+    return end(copy_back, [collectives.start_all_reduce(once, op, member(group).group_name)], [tensor], async_op)
 
 
 def other_group(tensor, op="sum", group=None, async_op=False):
@@ -43,7 +43,7 @@ def other_op(tensor, op="sum", group=None, async_op=False):
 
 
 def half(tensor, op="sum", group=None, async_op=False):
-    launched = collectives.launch_all_reduce(payload(tensor).to(torch.float16), op, member(group).group_name)
+    launched = collectives.start_all_reduce(payload(tensor).to(torch.float16), op, member(group).group_name)
     return end(copy_back, [launched], [tensor], async_op)
 
 
@@ -52,7 +52,7 @@ def part(tensor, op="sum", group=None, async_op=False):
 
 
 def unwaited(tensor, op="sum", group=None, async_op=False):
-    plain(tensor).copy_(collectives.launch_all_reduce(payload(tensor), op, member(group).group_name))
+    plain(tensor).copy_(collectives.start_all_reduce(payload(tensor), op, member(group).group_name))
 
 
 def hidden(tensor, op="sum", group=None, async_op=False):

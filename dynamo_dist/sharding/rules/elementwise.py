@@ -20,6 +20,7 @@ def broadcast(call: Call) -> list[Row]:
     for dim in range(-ndim, 0):
         size = max((m.shape[dim] for m in call.tensors if -dim <= len(m.shape)), default=1)
         inputs = [_aligned(meta, dim, size) for meta in call.tensors]
+        # Without a sharded argument the row says no more than that all is replicated.
         if any(isinstance(each, Shard) for each in inputs):
             rows.append((*[Shard(ndim + dim)] * call.results, *inputs))
     return rows
@@ -27,6 +28,7 @@ def broadcast(call: Call) -> list[Row]:
 
 def _aligned(meta: Any, dim: int, size: Any) -> Any:
     ndim = len(meta.shape)
+    # Counted from the end, as broadcasting aligns dimensions.
     return Shard(ndim + dim) if -dim <= ndim and meta.shape[dim] == size != 1 else R
 
 
@@ -48,6 +50,7 @@ def leading(trailing: int, *, linear: bool = False) -> Rows:
             )
         ]
         if linear:
+            # A linear operator of a sum is the sum of its results.
             found.append((*[P] * call.results, P, *[R] * (len(call.tensors) - 1)))
         return found
 
@@ -60,6 +63,7 @@ def beside_the_halves(call: Call) -> list[Row]:
     return [
         tuple([Shard(d)] * (call.results + len(call.tensors)))
         for d in range(ndim)
+        # Along ``dim`` a shard may hold the gate and not what it gates.
         if d != call.args["dim"] % max(ndim, 1)
     ]
 
@@ -126,6 +130,7 @@ def added(call: Call) -> list[Row]:
     """A summand is added to each part of a sum only if it is pending itself: else all would add
     it.
     """
+    # With a number as summand there is one tensor only, and each rank would add the number.
     pending = [(each,) * (1 + len(call.tensors)) for each in (P, AVERAGE) if len(call.tensors) == 2]
     return [*broadcast(call), *pending]
 
@@ -144,6 +149,7 @@ def copied(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """
 
     def of_parts(schema: dtensor_specs.OpSchema) -> Any:
+        # A source that is a number is filled in by every rank alike, and is not among them.
         given = [each for each in schema.args_schema if isinstance(each, dtensor_specs.OpStrategy)]
         specs: list[Any] = [each.strategies[0].output_spec for each in given]
         target, *sources = specs
@@ -160,12 +166,15 @@ def copied(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
         # A mask belongs to one lookup, not to what it is copied over.
         masked = any(dtensor_specs.is_masked(each) for each in placements)
         kind = target.tensor_meta.dtype
+        # A cast to whole numbers truncates each part, and the sum of truncated parts is another
+        # number.
         if pending and not (kind.is_floating_point or kind.is_complex) and alike == [False]:
             (source,) = sources
             if source.tensor_meta.dtype != kind:
                 raise NotImplementedError(
                     "of fractions, the parts' whole numbers are not the sum's"
                 )
+        # Anything but a copy of like parts is decided as before, with its redistributions.
         if alike != [True] or not pending or masked:
             return decide(schema)
         kept = dtensor_specs.OpSpec(
@@ -185,6 +194,7 @@ def filled(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     def by_layout(schema: dtensor_specs.OpSchema) -> Any:
         target: Any = schema.args_schema[0]
         placements = target.strategies[0].output_spec.placements
+        # Plain reductions alone: of masks and norms the parts have rules of their own.
         if {type(each) for each in placements if isinstance(each, Partial)} == {Partial}:
             raise Decompose(fill_parts)
         return decide(schema)
@@ -198,6 +208,8 @@ def fill_parts(self: DTensor, value: Any) -> DTensor:
     The old value of a Partial tensor is not needed, so no collective is launched.
     """
     everyones = [R if isinstance(each, Partial) else each for each in self.placements]
+    # As large as the local part: a Partial has the full size, and a shard is filled alike
+    # everywhere.
     known = torch.full_like(self._local_tensor, value)
     self._local_tensor.copy_(dtensor_specs.relayout(known, self.device_mesh, everyones, self._spec))
     return self

@@ -30,6 +30,7 @@ def forward(call: Call) -> list[Row]:
     """Columns, and indices; for sharded rows see ``of_own_rows``."""
     ndim = call.ndim("indices")
     return [
+        # Columns of the table become the last dimension of the result.
         call.row([Shard(ndim)], weight=Shard(1)),
         *(call.row([Shard(d)], indices=Shard(d)) for d in range(ndim)),
     ]
@@ -44,6 +45,7 @@ def backward(call: Call) -> list[Row]:
         call.row([Shard(1)], grad_output=Shard(ndim - 1)),
         call.row([P], grad_output=P),
     ]
+    # The frequency is counted over all indices, of which a shard has only some.
     if not call.args["scale_grad_by_freq"]:
         rows += [
             call.row([P], grad_output=Shard(d), indices=Shard(d))
@@ -78,6 +80,8 @@ def layout_of_own_rows(
             return None
         if type(index) is not Shard and not index.is_replicate():
             return None
+        # Where rows are sharded every rank looks up all indices; elsewhere indices may stay
+        # sharded.
         needed.append(index if table.is_replicate() else Replicate())
     by_rows = [table == Shard(0) for table in weight]
     return (needed, by_rows) if any(by_rows) else None
@@ -98,12 +102,16 @@ def look_up(
     for at in dims:
         own, outside = dtensor_specs.own_part_of_index(own, mesh, at, (rows,), 0)
         masks.append(outside)
+        # On two mesh dimensions the rows are cut twice: the second cut is of this rank's part of
+        # the first.
         if at != dims[-1]:
             rows = dtensor_specs.own_length(rows, mesh, at)
     local = weight._local_tensor
+    # An embedding of an empty table is an error, even where every row is masked.
     if local.shape[0] == 0:
         found = local.new_zeros((*own.shape, local.shape[1]))
     else:
+        # An index that one mesh dimension's part lacks is on another rank, whatever the others say.
         elsewhere = functools.reduce(torch.logical_or, masks)
         found = torch.ops.aten.embedding.default(local, own)
         found = found.masked_fill(elsewhere.unsqueeze(-1), 0)
@@ -206,6 +214,7 @@ def running_extreme(call: Call) -> list[Row]:
 
 def embedding_bag(call: Call) -> list[Row]:
     """Columns of the table; which rows make up which bag is the same for all of them."""
+    # Only the maximum keeps indices for each column; of sums and means this result is empty.
     by_column = Shard(1) if call.args["mode"] == _MAX else R
     return [call.row([Shard(1), R, R, by_column], weight=Shard(1))]
 
@@ -275,6 +284,7 @@ def split_along(self: Any, dim: Any, index: Any) -> int | None:
         if at != found[0]
     ]
     alike = [
+        # Index and input then have the same part of each other dimension on every rank.
         p == q and (p.is_replicate() or (type(p) is Shard and shape[p.dim] == picked[p.dim]))
         for p, q in beside
     ]
@@ -286,16 +296,19 @@ def run(self: DTensor, dim: int, index: DTensor, *, sparse_grad: bool = False) -
     mesh, dim = self.device_mesh, dim % self.ndim
     at = self.placements.index(Shard(dim))
     kept = [*index.placements]
+    # Every rank along this mesh dimension looks for all indices, and one of them finds each.
     kept[at] = Replicate()
     everyones = index.redistribute(placements=kept)._local_tensor
     own, elsewhere = dtensor_specs.own_part_of_index(everyones, mesh, at, self.shape, dim)
     picked = torch.gather(self._local_tensor, dim, own)
-    pending = [*kept]
-    pending[at] = P
+    result_placements = [*kept]
+    result_placements[at] = P
     meta = dtensor_specs.TensorMeta(
         index.shape, torch.empty(index.shape, device="meta").stride(), self.dtype
     )
-    found: DTensor = dtensor_specs.wrap(picked.masked_fill(elsewhere, 0), mesh, pending, meta)
+    found: DTensor = dtensor_specs.wrap(
+        picked.masked_fill(elsewhere, 0), mesh, result_placements, meta
+    )
     return found
 
 

@@ -62,12 +62,15 @@ def run(
 
     The first argument of ``op`` is a list, and of each entry a result is computed by itself.
     """
+    # A mode that watches DTensors has to see the call on them, not on local tensors.
     unwrapped = None if dtensor_specs.is_observed() else _unwrap(args, kwargs)
     if unwrapped is None:
         return upstream()
     local, specs = unwrapped
-    told = map(_told, (*args, *kwargs.values()))
-    key = (op, specs[0][0], len(specs[0]), *(args[1:] if "norm" in op.name() else told))
+    type_keys = map(_type_key, (*args, *kwargs.values()))
+    # The first spec stands for the list: comparing all of them is left to the few answers below the
+    # key.
+    key = (op, specs[0][0], len(specs[0]), *(args[1:] if "norm" in op.name() else type_keys))
     known = _answers.get(key, ())
     # Equal lists hold the same objects most of the time, which is what Python compares first.
     answer = next((each for each in known if each.specs == specs), None)
@@ -80,7 +83,9 @@ def run(
         return results
     if not answer.holds:
         return upstream()
+    # The newest lists, so that the next comparison finds the same objects.
     answer.specs = specs
+    # Entries are shards or replicas, and the operator is element by element: no collective is due.
     found = op(*local, **kwargs)
     return found if answer.results is None else dtensor_specs.wrap_all(found, answer.results)
 
@@ -114,18 +119,23 @@ def _unwrap(
     return local, specs
 
 
-def _told(value: object) -> object:
+def _type_key(value: object) -> object:
     """Return the part of an argument that, besides its spec, decides the type of a result."""
     if isinstance(value, list):
         is_numbers = bool(value) and isinstance(value[0], _NUMBERS)
+        # A float makes the result of whole numbers a float, so the type counts and the value does
+        # not.
         return frozenset(map(type, value)) if is_numbers else list
     return type(value) if isinstance(value, (*_NUMBERS, torch.Tensor)) else value
 
 
 def _learned(op: dtensor_specs.OpOverload, specs: list[list[Any]], results: Any) -> _Answer:
     first = specs[0]
-    if not all(map(_is_settled, first)) or not all(_goes_with(other, first) for other in specs[1:]):
+    if not all(map(_is_own_or_replicated, first)) or not all(
+        _goes_with(other, first) for other in specs[1:]
+    ):
         return _Answer(specs, None, False)
+    # An operator in place has no results to be wrapped.
     if results is None:
         return _Answer(specs, None, True)
     found = list(map(_SPEC, results))
@@ -136,7 +146,7 @@ def _learned(op: dtensor_specs.OpOverload, specs: list[list[Any]], results: Any)
     return _Answer(specs, found, lies_alike or "norm" in op.name())
 
 
-def _is_settled(spec: DTensorSpec) -> bool:
+def _is_own_or_replicated(spec: DTensorSpec) -> bool:
     """Return whether each rank of the mesh, this one among them, has numbers of its own or whole
     ones.
     """
@@ -187,12 +197,14 @@ def _apart(
     for at, entry in enumerate(entries):
         mesh = next((each.device_mesh for each in entry if isinstance(each, DTensor)), None)
         groups.setdefault(mesh, []).append(at)
+    # One mesh and no plain entry: torch does it by itself.
     if len(groups) == 1 and None not in groups:
         return dtensor_dispatch.as_upstream(op, handler, args, kwargs)
     found: dict[int, Any] = {}
     for mesh, kept in groups.items():
         some_args, some_kwargs = _only(kept, len(entries), (args, kwargs))
         if mesh is None:
+            # Left in these arguments are DTensors outside of the lists, such as a factor.
             some_args, some_kwargs = dtensor_dispatch.tree_map_only(
                 DTensor, _whole, (some_args, some_kwargs)
             )
@@ -206,6 +218,7 @@ def _apart(
 def norms(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     """Orders that an empty shard has no norm of are computed one entry after the other."""
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    # The single norm has a strategy for empty shards, which the operator on lists lacks.
     if is_extreme(order):
         dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
         return [torch.linalg.vector_norm(each, order, dtype=dtype) for each in args[0]]

@@ -41,6 +41,7 @@ def forward(call: Call) -> list[Row]:
     if call.args["reduction"] == MEAN:
         return rows
     for self, target in _sharded(call):
+        # A sum over shards is pending, and so is the weight of the labels that it counts.
         loss, weight = (target, R) if call.args["reduction"] == NONE else (P, P)
         rows.append(call.row([loss, weight], self=self, target=target))
     return rows
@@ -53,6 +54,7 @@ def backward(call: Call) -> list[Row]:
     weights = [R] if call.args["reduction"] == MEAN else [R, P]
     rows = [call.row([P], grad_output=P, total_weight=weight) for weight in weights]
     for self, target in _sharded(call):
+        # The gradient of a sum is one number, which every rank needs.
         grad = target if each else R
         rows += [
             call.row([self], grad_output=grad, self=self, target=target, total_weight=weight)
@@ -66,6 +68,7 @@ def _sharded(call: Call) -> list[tuple[Shard, Shard]]:
     classes'.
     """
     ndim = call.ndim("self")
+    # Labels lack the dimension of the classes, which is 1: later dimensions move up by one.
     return [(Shard(d), Shard(d - (d > 1))) for d in range(ndim) if ndim > 1 and d != 1]
 
 
@@ -75,6 +78,7 @@ def of_sums(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
 
     def by_reduction(schema: dtensor_specs.OpSchema) -> object:
         self, target, _, reduction = schema.args_schema[:4]
+        # Only there ranks may count different weights; a replicated mean is the same everywhere.
         if reduction == MEAN and (_is_split(self, classes=1) or _is_split(target)):
             raise Decompose(mean(schema.op))
         return decide(schema)
@@ -85,7 +89,7 @@ def of_sums(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
 def _is_split(strategy: Any, classes: int | None = None) -> bool:
     """Return whether ranks have other elements along a dimension that is not the classes'."""
     spec = strategy.strategies[0].output_spec
-    dims = {getattr(placement, "dim", None) for placement in spec.placements}
+    dims = {dtensor_specs.sharded_dim(placement) for placement in spec.placements}
     return len(spec.shape) > 0 and bool(dims - {None, classes if len(spec.shape) > 1 else 0})
 
 
@@ -98,6 +102,7 @@ def mean(op: dtensor_specs.OpOverload) -> Callable[..., Any]:
         self: Any, target: object, weight: object, reduction: int, ignore_index: object
     ) -> object:
         loss, total = op(self, target, weight, SUM, ignore_index)
+        # One all-reduce of a number; the backward needs the whole weight too.
         total = total.redistribute(placements=[Replicate()] * total.device_mesh.ndim)
         if self.dtype == torch.float16:  # its range might not hold the sum
             losses, _ = op(self, target, weight, NONE, ignore_index)
@@ -136,6 +141,7 @@ def beside_the_reduction(call: Call) -> list[Row]:
     reduced, keep = reduced_dims(call), call.args.get("keepdim", False)
     rows = []
     for dim in set(range(call.ndim("self"))) - reduced:
+        # Reduced dimensions in front are gone from the result.
         after = dim if keep else dim - sum(each < dim for each in reduced)
         rows.append(call.row([Shard(after)] * call.results, self=Shard(dim)))
     return rows
@@ -155,9 +161,11 @@ def no_empty_shard(
         reduced = reduced_dims(call_of(schema, tensor_strategies(schema)))
 
         def is_over(placement: Placement) -> bool:
-            return getattr(placement, "dim", None) in reduced
+            return dtensor_specs.sharded_dim(placement) in reduced
 
         def has_something(spec: Any) -> bool:
+            # An empty shard along a dimension that stays only makes an empty result, which is
+            # right.
             over = [p if is_over(p) else R for p in spec.placements]
             return is_whole(spec.mesh, over, self.shape)
 
@@ -188,6 +196,7 @@ def with_one_more(
     **kwargs: object,
 ) -> object:
     """Reduce ``dims`` after each rank has padded them by one element that changes no result."""
+    # constant_pad_nd counts from the last dimension, with a pair of (before, after) each.
     added = [int(dim in dims and at) for dim in reversed(range(self.ndim)) for at in (0, 1)]
     local = torch.constant_pad_nd(self._local_tensor, added, value)
     # The result has none of these dimensions: any length that all ranks share out evenly will do.
@@ -217,6 +226,7 @@ def _bounds(schema: dtensor_specs.OpSchema) -> tuple[float, float]:
 
 def extremes(neutral: Neutral) -> WrapStrategy:
     """Return a wrapper that adapts a strategy to extremes, which an empty shard does not have."""
+    # The empty list is spelled out first: which dimensions are reduced decides what may be empty.
     return lambda decide: no_empty_shard(all_dims_for_none(decide), neutral)
 
 
@@ -231,6 +241,7 @@ def extreme_norms(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strateg
     def order_of(schema: dtensor_specs.OpSchema) -> Any:
         return schema.args_schema[1] if len(schema.args_schema) > 1 else 2
 
+    # A negative order finds the smallest element, an infinite one the largest of absolute values.
     checked = no_empty_shard(decide, lambda schema: float("inf") if order_of(schema) < 0 else 0)
     return lambda schema: (checked if is_extreme(order_of(schema)) else decide)(schema)
 
@@ -239,6 +250,7 @@ def all_dims_for_none(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Str
     """An empty list of dimensions means all of them, as on one device."""
 
     def spelled_out(schema: dtensor_specs.OpSchema) -> object:
+        # Torch's strategies take an empty list for no dimension and would reduce nothing.
         if len(schema.args_schema) > 1 and schema.args_schema[1] in ([], ()):
             self: Any = schema.args_schema[0]
             rest = schema.args_schema[2:]
@@ -259,6 +271,7 @@ def beside_the_transform(call: Call) -> list[Row]:
     """
     ndim = call.ndim("self")
     transformed = {dim % ndim for dim in call.args["dim"]}
+    # Every element of a transformed dimension contributes to every result along it.
     return [call.row([Shard(d)], self=Shard(d)) for d in range(ndim) if d not in transformed]
 
 

@@ -28,8 +28,10 @@ def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[st
     if [list(tensor.shape), list(tensor.stride())] == [list(each) for each in sizes[:2]] and (
         len(sizes) < 3 or sizes[2] in (None, tensor.storage_offset())
     ):
+        # The same sizes and strides: the tensor itself, wherever its shards are.
         return torch.ops.aten.alias.default(tensor)
     replicated = all(isinstance(p, Replicate) for p in tensor.placements)
+    # Gathering the view alone would not bring the memory around it.
     if not replicated and tensor._is_view() and not _stays_inside(tensor, *sizes):
         raise StrategyError(
             f"{op} of a view in {tensor.placements}: its memory is not on one rank.",
@@ -40,6 +42,7 @@ def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[st
     whole = tensor
     if not replicated:
         whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+        # Strides of the call are of the global tensor's memory; a gather gives contiguous memory.
         if whole._local_tensor.stride() != tensor.stride():
             meta = dtensor_specs.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
             laid_out = torch.empty_strided(
@@ -78,6 +81,7 @@ def parts_match(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
             for each in found.strategies
             if _match(each.input_spec(0), before, each.output_spec, shape)
         ]
+        # The fallback gathers and decides again on replicated arguments.
         if not kept:
             raise NotImplementedError(f"{schema.op} of unevenly sharded {self}")
         return dtensor_specs.OpStrategy(kept)
@@ -89,6 +93,7 @@ def _new_shape(schema: dtensor_specs.OpSchema) -> list[object]:
     self: Any = schema.args_schema[0]
     given: Any = schema.args_schema[1]
     shape = list(given)
+    # Inferred here, since the local sizes would give another number.
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)
         shape[shape.index(-1)] = math.prod(self.shape) // max(known, 1)
@@ -96,6 +101,7 @@ def _new_shape(schema: dtensor_specs.OpSchema) -> list[object]:
 
 
 def _match(source: Any, before: Any, target: Any, after: Any) -> bool:
+    # The common case, without a walk over all ranks; it also holds for symbolic sizes.
     if is_even(source, before) and is_even(target, after):
         return True
     plain = all(
@@ -109,6 +115,7 @@ def select_backward(call: Call) -> list[Row]:
     ndim = call.ndim("grad_output") + 1
     dim = call.args["dim"] % ndim
     rows = [
+        # The gradient lacks the dimension that was selected from.
         call.row([Shard(d)], grad_output=Shard(d if d < dim else d - 1))
         for d in range(ndim)
         if d != dim
@@ -122,6 +129,7 @@ def slice_backward(call: Call) -> list[Row]:
     """
     ndim = call.ndim("grad_output")
     args = call.args
+    # A slice of everything keeps each shard complete, so that dimension may stay sharded too.
     is_all = args["start"] in (None, 0) and is_end(args["end"]) and args["step"] == 1
     cut = None if is_all else args["dim"] % ndim
     rows = [call.row([Shard(d)], grad_output=Shard(d)) for d in range(ndim) if d != cut]
@@ -140,6 +148,7 @@ def to_the_end(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
 
     def spelled_out(schema: dtensor_specs.OpSchema) -> object:
         args = list(schema.args_schema)
+        # Python writes ``x[:]`` with the largest integer as its end.
         if len(args) > _END and is_end(args[_END]):
             args[_END] = None
         return decide(

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from dynamo_dist.runtime.guards import identity_first, is_equal, is_settled, lighten
+from dynamo_dist.runtime.guards import identity_first, is_equal, is_immutable, lighten
 from dynamo_dist.torch_compat import aot_runtime, dynamo_guards
 
 
@@ -260,7 +260,7 @@ def test_a_function_made_anew_by_the_same_line_is_equal():
     ],
 )
 def test_what_can_change_while_it_is_the_same_object(settled, value):
-    assert is_settled(value) is settled
+    assert is_immutable(value) is settled
 
 
 def test_a_function_is_as_settled_as_what_it_closes_over():
@@ -269,7 +269,7 @@ def test_a_function_is_as_settled_as_what_it_closes_over():
     def reads():
         return cell
 
-    assert not is_settled(reads)
+    assert not is_immutable(reads)
 
 
 def test_the_check_is_not_asked_about_the_object_itself(mesh):
