@@ -18,7 +18,7 @@ from inductor_passes.graph.printing import add_library
 from inductor_passes.inductor import installed
 from inductor_passes.inductor.session import CompileSession
 from inductor_passes.pass_options import register_switch
-from inductor_passes.torch_compat import meshes
+from inductor_passes.torch_compat import meshes, rank_reads
 from inductor_passes.torch_compat.backend import PLACES
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def _take(options: Mapping[str, object] | None) -> None:
 def register_options() -> None:
     """Let options take what this package and its plugins do beside the passes."""
     plugins.read_plugins()
+    rank_reads.notice_reads_of("dynamo_dist", "dynamo_dist", "dynamo_dist_parallel")
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)
 

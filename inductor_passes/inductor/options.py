@@ -94,9 +94,8 @@ def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str,
     """Options for ``torch.compile(model, options=inductor_passes.options(...))``.
 
     Takes our options (see ``PassOptions``) and any of Inductor's, as a mapping, as keywords or
-    both. Trackers and sharding strategies of ``dynamo_dist`` are not part of it. Raises
-    OptionError, naming the known ones, for an option or pass that nobody knows, and TopologyError
-    for a bad topology.
+    both. Raises OptionError, naming the known ones, for an option or pass that nobody knows, and
+    TopologyError for a bad topology.
     """
     own, inductor = split({**(given or {}), **more})
     return config_patches(own, inductor)

@@ -39,12 +39,6 @@ from inductor_passes.torch_compat.nodes import higher_order_name, is_random, nam
 if TYPE_CHECKING:
     from inductor_passes.inductor.session import CompileSession
 
-# Operators that are torch's or ours: what AOTAutograd runs of others may read anything.
-_NAMESPACES = {
-    *("aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd"),
-    *("device_mesh", "_dtensor", "dynamo_dist", "dynamo_dist_parallel", "inductor_passes"),
-}
-
 
 class UntracedProgram:
     """A Dynamo graph and its inputs, fake or real, local in DTensors."""
@@ -95,7 +89,8 @@ def _is_known(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
     if (name := namespace(target)) is not None:
-        return name in _NAMESPACES
+        # What AOTAutograd runs of others may read anything.
+        return rank_reads.is_known_namespace(name)
     is_operator = higher_order_name(target) is not None
     return rank_reads.is_known(type(target) if is_operator else target)
 

@@ -298,7 +298,7 @@ def own_name(name: str) -> str:
 
 
 def _register(group: Any, number: int) -> str:
-    name = f"dynamo_dist_group_{number}"
+    name = f"inductor_passes_group_{number}"
     with contextlib.suppress(RuntimeError, ValueError, KeyError, LookupError):
         _native_c10d._unregister_process_group(name)  # of a job before in this process
     _native_c10d._register_process_group(name, group)

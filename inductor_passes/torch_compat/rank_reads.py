@@ -25,7 +25,13 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from inductor_passes.torch_compat import TorchFunction, Wrap
 
-_KNOWN = {"torch", "dynamo_dist", "inductor_passes", *sys.stdlib_module_names}
+# Packages, and namespaces of operators, whose reads of the rank are noticed here: what others run
+# may read it in ways of their own. A package of ours adds its own by ``notice_reads_of``.
+_PACKAGES = {"torch", "inductor_passes", *sys.stdlib_module_names}
+_NAMESPACES = {
+    *("aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd"),
+    *("device_mesh", "_dtensor", "inductor_passes"),
+}
 _OF_MESHES = ("get_rank", "get_local_rank", "_sym_get_coordinate")
 # A rank's group of a mesh has other ranks in it than the group of the same name elsewhere.
 _OF_GROUPS = ("get_rank", "get_group_rank", "get_global_rank", "get_process_group_ranks")
@@ -108,7 +114,18 @@ def strategies_are_known() -> bool:
 def is_known(function: object) -> bool:
     """Return whether a function is torch's, ours or Python's own, by its module."""
     name = str(getattr(function, "__module__", None) or "builtins")
-    return name.partition(".")[0] in _KNOWN
+    return name.partition(".")[0] in _PACKAGES
+
+
+def is_known_namespace(name: str) -> bool:
+    """Return whether the operators of a namespace are torch's or ours."""
+    return name in _NAMESPACES
+
+
+def notice_reads_of(package: str, *namespaces: str) -> None:
+    """Count a package, and operators of these namespaces, among those whose reads are noticed."""
+    _PACKAGES.add(package)
+    _NAMESPACES.update(namespaces)
 
 
 @contextlib.contextmanager
