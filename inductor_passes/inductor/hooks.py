@@ -30,12 +30,12 @@ from inductor_passes.graph_pass import GraphPass
 from inductor_passes.inductor import cache_keys
 from inductor_passes.inductor.joint_graph import cut_joint, keep_before_writes
 from inductor_passes.inductor.local_graphs import has_uneven_inputs, is_rank_dependent
-from inductor_passes.joint_decision import Joint, half_of
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.ranks import collective_trace
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import LaunchPlan, frame_of_graph, number_launches
+from inductor_passes.ranks.decision import Joint, half_of
 from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import GraphRecord
 from inductor_passes.report import recorder, report

@@ -12,7 +12,6 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.cost import CostModel
-from inductor_passes.joint_decision import Joint, note
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.ranks import decision as orders
@@ -22,6 +21,7 @@ from inductor_passes.ranks.collective_trace import (
     frame_of_graph,
     number_launches,
 )
+from inductor_passes.ranks.decision import Joint, record_on_launches
 from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import PassRecord
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
@@ -79,7 +79,7 @@ def cut_joint(
         made = None if decision.plan == PROGRAM else offer.carry_out(decision.plan)
         joint = Joint(decision.plan, trace, made)
     graph.output_node().meta.pop(CAP_BYTES, None)  # is of both halves together
-    note(graph, joint)
+    record_on_launches(graph, joint)
     return joint
 
 

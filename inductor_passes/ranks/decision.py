@@ -12,7 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from torch import fx
+
 from inductor_passes.errors import CannotFollowError, RanksDifferError
+from inductor_passes.graph.collectives import JOINT, is_launch
 from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, Group, digest
 from inductor_passes.ranks.coordination import (
     SECONDS,
@@ -23,6 +26,7 @@ from inductor_passes.ranks.coordination import (
 )
 from inductor_passes.ranks.decided_traces import DecidedTrace, DecidedTraces
 from inductor_passes.ranks.protocol import OrderAgreement, leave
+from inductor_passes.records import PassRecord
 from inductor_passes.torch_compat import c10d, dynamo
 from inductor_passes.torch_compat.c10d import Store
 
@@ -354,3 +358,42 @@ def forget() -> None:
 def ranks_of(name: str) -> tuple[int, ...] | None:
     """Global ranks of a group that moves data between processes; None for any other."""
     return c10d.real_group_ranks(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Describe the joint graph that a graph is a half of.
+
+    ``plan``: how all ranks launch it, with its chunks named; ``PROGRAM`` if it was left whole.
+    ``trace``: its launches before; None where no ranks need to agree. ``record``: the record of
+    the pass that cut it.
+    """
+
+    plan: str
+    trace: CollectiveTrace | None = None
+    record: PassRecord | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether it was cut."""
+        return self.plan != PROGRAM
+
+    @property
+    def key(self) -> str:
+        """The name of its trace, if it was cut."""
+        return self.trace.key if self.is_cut and self.trace is not None else ""
+
+
+def record_on_launches(graph: fx.Graph, joint: Joint) -> None:
+    """Keep the outcome on all launches of a joint graph: they carry it into both halves."""
+    for node in graph.nodes:
+        if is_launch(node):
+            node.meta[JOINT] = joint
+
+
+def half_of(graph: fx.Graph) -> Joint | None:
+    """Return the joint graph that a graph with launches is a half of; None if there was none, or
+    nobody looked at it.
+    """
+    found = (node.meta.get(JOINT) for node in graph.nodes if is_launch(node))
+    return next((joint for joint in found if joint is not None), None)

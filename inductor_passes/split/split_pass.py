@@ -29,8 +29,8 @@ from inductor_passes.graph_pass import (
     Rewrite,
     ScheduleOptions,
 )
-from inductor_passes.joint_decision import half_of
 from inductor_passes.ranks.collective_trace import LaunchPlan
+from inductor_passes.ranks.decision import half_of
 from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.split.candidates import from_inputs, from_inside
 from inductor_passes.split.choose import LEAST_GAIN, Choice, choose

@@ -9,8 +9,8 @@ from inductor_passes import PassOptions, options
 from inductor_passes.graph.collectives import launches
 from inductor_passes.inductor.graph_module import capturing
 from inductor_passes.inductor.options import taken_off
-from inductor_passes.joint_decision import half_of
 from inductor_passes.pipeline import run_passes
+from inductor_passes.ranks.decision import half_of
 from inductor_passes.testing import fake_group
 
 c10d, aten = torch.ops._c10d_functional, torch.ops.aten
