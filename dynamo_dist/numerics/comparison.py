@@ -5,6 +5,7 @@ ours, side by side.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import statistics
@@ -190,10 +191,9 @@ def compare(
         for _ in range(steps):
             for name in functions:
                 with plugin_for(name):
-                    step(
-                        name
-                    )  # switching the plugin has emptied DTensor's caches of sharding decisions
-                    times[name].append(_ms(lambda now=name: step(now), device))  # type: ignore[misc]
+                    # Not timed: switching the plugin has emptied DTensor's caches of decisions.
+                    step(name)
+                    times[name].append(_ms(functools.partial(step, name), device))
     results |= {name: replace(results[name], step_ms=tuple(ms)) for name, ms in times.items()}
     ours = results["ours"]
     return Comparison(

@@ -203,7 +203,8 @@ def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
             # compiled_fn is the bound classmethod ``apply`` of the graph's autograd.Function.
             function = getattr(compiled_fn, "__self__", None)
             if isinstance(function, type) and _returns_dtensors(function):
-                function.backward = _checking(function.backward, refuse)  # type: ignore[attr-defined]
+                compiled: Any = function
+                compiled.backward = _checking(compiled.backward, refuse)
             return upstream(self, compiled_fn, *args, **kwargs)
 
         return post_compile

@@ -169,7 +169,7 @@ def pending_inputs_have_gradients() -> list[Patch]:
     ]
     if not has(places[0], "process_inputs", off="inputs in flight lose their gradients"):
         return []
-    upstream: Any = getattr(places[0], "process_inputs")  # noqa: B009 - a module that may be missing
+    upstream: Any = getattr(places[0], "process_inputs")  # noqa: B009 - may be missing
 
     @functools.wraps(upstream)
     def process(flat_args: list[Any], *args: Any, **kwargs: Any) -> Any:

@@ -74,7 +74,9 @@ class Tracker:
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         found = self.method(tx, name, list(args), kwargs)
-        return super().call_method(tx, name, args, kwargs) if found is None else found  # type: ignore[misc]
+        if found is not None:
+            return found
+        return super().call_method(tx, name, args, kwargs)  # type: ignore[misc]
 
     def mp_subscript_impl(self, tx: Any, key: VariableTracker) -> Any:
         found = self.method(tx, "__getitem__", [key], {})

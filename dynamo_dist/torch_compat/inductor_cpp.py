@@ -351,9 +351,9 @@ def _note(digest: str, path: str, position: int) -> None:
 
 def _function(path: str, position: int) -> Function:
     """Load one kernel of a library. Raises ImportError."""
-    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
-        torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
-    )
+    guards: Any = torch._C._dynamo.guards
+    address = guards._torchinductor_pyobject_tensor_data_ptr
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
     entry = _entry(position)
     spec = importlib.util.spec_from_file_location(f"{Path(path).stem}.{entry}", path)
     if spec is None or spec.loader is None:

@@ -169,8 +169,9 @@ def _keep_from_dynamo(value: object) -> None:
     """
     function: Any = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_PACKAGE):
-        function._torchdynamo_disable = True  # type: ignore[attr-defined]
-        function._torchdynamo_disable_msg = "it runs in eager mode, around graphs"  # type: ignore[attr-defined]
+        marked: Any = function
+        marked._torchdynamo_disable = True
+        marked._torchdynamo_disable_msg = "it runs in eager mode, around graphs"
 
 
 class WrapAttribute(SetAttribute):

@@ -62,7 +62,9 @@ def recv(
 ) -> int:
     """``dist.recv``: an irecv and its wait; the sender's global rank."""
     irecv(tensor, src, group, tag, group_src).wait()
-    return dist.get_global_rank(member(group), group_src) if src is None else src  # type: ignore[arg-type]
+    if src is not None:
+        return src
+    return dist.get_global_rank(member(group), group_src)  # type: ignore[arg-type]
 
 
 def _refuse_self(group: dist.ProcessGroup, peer: int, kind: str) -> None:

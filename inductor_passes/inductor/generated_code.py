@@ -16,7 +16,8 @@ _ALIAS = re.compile(
     r"^\s*(?P<new>\w+)\s*=\s*(?:reinterpret_tensor\()?(?P<old>\w+)(?:\[\d+\])?\s*(?:[;,#].*)?$"
 )
 _KERNEL = re.compile(
-    r"^\s*(?:\w+\s*=\s*)?(?:extern_kernels\.\w+|torch\.ops\.(?:aten|mkldnn|mkl|inductor_passes)\.(?P<op>\w+))[.\w]*\("
+    r"^\s*(?:\w+\s*=\s*)?(?:extern_kernels\.\w+"
+    r"|torch\.ops\.(?:aten|mkldnn|mkl|inductor_passes)\.(?P<op>\w+))[.\w]*\("
 )
 _NAME = re.compile(r"\b(?:buf|arg|primals_|tangents_)\w*")
 # Own kernels of the graph that appear as calls of the operator itself.

@@ -304,8 +304,8 @@ class Coordination:
 
     def _write_all(self, values: Sequence[tuple[str, str]]) -> None:
         if len(values) > 1 and self._has_many():
-            keys = [PREFIX + key for key, _ in values]
-            self._store.multi_set(keys, [value for _, value in values])  # type: ignore[attr-defined]
+            store: Any = self._store
+            store.multi_set([PREFIX + key for key, _ in values], [value for _, value in values])
             return
         for key, value in values:
             self._store.set(PREFIX + key, value)
