@@ -101,19 +101,18 @@ def fully_sharded(mesh):
 
 @pytest.mark.parametrize("make", [averaged, fully_sharded])
 def test_a_forward_given_up_and_run_in_eager_mode_is_so_on_all_ranks(mesh, monkeypatch, make):
-    told = []
+    asked = []
     monkeypatch.setattr(
-        unsharded_parameters.wrapper_agreement, "is_whole", lambda *said: told.append(said)
+        unsharded_parameters.wrapper_agreement, "runs_in_graph", lambda *of: asked.append(of)
     )
     model, wrapper = make(mesh)
     model(torch.ones(2, 4))
     assert not unsharded_parameters.is_broken(wrapper)
-    unsharded_parameters._begun.add(
-        wrapper
-    )  # a trace has gone in, and Dynamo runs the function in Python
+    # A trace has gone in, and Dynamo runs the function in Python.
+    unsharded_parameters._begun.add(wrapper)
     model(torch.ones(2, 4))
     assert unsharded_parameters.is_broken(wrapper)
-    assert told == [(wrapper, False)]
+    assert asked == [(wrapper, False)]
 
 
 def test_as_strided_speaks_of_the_whole_tensor(mesh):
