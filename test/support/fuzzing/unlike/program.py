@@ -88,4 +88,14 @@ class Program:
         """Whether a rank alone breaks its graphs after the job has run: it may say that it
         cannot follow.
         """
-        return "break later" in self.notes
+        if "break later" in self.notes:
+            return True
+        # Breaks in turns may all be in eager steps until the job runs in graphs.
+        return any(self._breaks_later(rank) for rank in self.events)
+
+    @staticmethod
+    def _breaks_later(steps: tuple[tuple[Event, ...], ...]) -> bool:
+        """Whether a rank trains compiled without a break before it first breaks a graph."""
+        trained = [e for step in steps for e in step if e.what == "train" and "eager" not in e.how]
+        breaks = [event.loud for event in trained]
+        return any(breaks) and not breaks[0]
