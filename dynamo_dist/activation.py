@@ -1,6 +1,6 @@
 """``enable()``, ``disable()``, ``enabled()``: one switch for the process.
 
-Everything that enabling changes in torch is a ``Change`` with a way back, kept on one stack, so
+Everything that enabling changes in torch is a ``Patch`` with a way back, kept on one stack, so
 that ``disable()`` leaves torch as it was. A function compiled while enabled keeps working after
 that: its guards need no object of ours in torch's tables. When one of them fails, upstream's rules
 trace the function anew.
