@@ -51,6 +51,7 @@ def enable(*, inductor: bool | Mapping[str, object] = False) -> None:
                 switch.apply([graph_compile.taking(options)])
             return
         plugins.read_plugins()
+        graph_compile.notice_reads()
         switch.apply(patch_stack.patches(config, options))
         log.info("enabled: trackers %s", [entry.name for entry in trackers.active(config)])
 

@@ -15,11 +15,7 @@ from dynamo_dist.runtime.guards import lighten
 from dynamo_dist.torch_compat import inductor_code, inductor_cpp
 from dynamo_dist.torch_compat.patching import Made, Patch
 from inductor_passes.graph.printing import add_library
-from inductor_passes.inductor import installed
-from inductor_passes.inductor.session import CompileSession
-from inductor_passes.pass_options import register_switch
 from inductor_passes.torch_compat import meshes, rank_reads
-from inductor_passes.torch_compat.backend import PLACES
 
 if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
@@ -34,6 +30,9 @@ def checked(options: Mapping[str, object]) -> Mapping[str, object]:
     """
     if not options:
         return {}
+
+    # Here and below: it loads all passes, which enabling alone does without.
+    from inductor_passes.inductor import installed
 
     register_options()
     return installed.checked(options, "enable(inductor=...)")
@@ -63,6 +62,8 @@ def taking(options: Mapping[str, object]) -> Patch:
 
 class _Taking(Made):
     def __init__(self, options: Mapping[str, object]) -> None:
+        from inductor_passes.torch_compat.backend import PLACES
+
         self.options, self.of = options, PLACES
 
     def apply(self) -> None:
@@ -75,6 +76,7 @@ class _Taking(Made):
 
 def _take(options: Mapping[str, object] | None) -> None:
     global _taken  # noqa: PLW0603 - what is taken is one thing of the process
+    from inductor_passes.inductor import installed
 
     register_options()
     part = None if options is None else installed.Part(options, compile_frame)
@@ -82,10 +84,17 @@ def _take(options: Mapping[str, object] | None) -> None:
     _taken = options
 
 
+def notice_reads() -> None:
+    """Let shared compiles take this package's functions and operators for known ones."""
+    rank_reads.notice_reads_of("dynamo_dist", "dynamo_dist", "dynamo_dist_parallel")
+
+
 def register_options() -> None:
     """Let options take what this package and its plugins do beside the passes."""
+    from inductor_passes.pass_options import register_switch
+
     plugins.read_plugins()
-    rank_reads.notice_reads_of("dynamo_dist", "dynamo_dist", "dynamo_dist_parallel")
+    plugins.read_features()
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)
 
@@ -113,6 +122,8 @@ def compile_frame(
     add_library(__file__)  # this package's functions are traced in the place of torch's
     calls.check(gm)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
+
+    from inductor_passes.inductor.session import CompileSession
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         session = CompileSession(gm, own, inductor, region=region, traits=_traits(own))

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_dist.sharding import registration
 from dynamo_dist.tracing import hooks
-from inductor_passes import registry
-from inductor_passes.plugins import load_plugins
+from inductor_passes.plugins import load_features, load_plugins
 
 if TYPE_CHECKING:
     from torch import fx
@@ -49,7 +48,7 @@ class FrameCompiler:
 frame_compilers: list[FrameCompiler] = []
 # Plugins are read once in a process. The lock keeps a second thread from going on before that.
 _reading = threading.RLock()
-_read = False
+_read = _features_read = False
 _failures: dict[str, str] = {}
 
 
@@ -60,18 +59,29 @@ def register_frame_compiler(compiler: FrameCompiler) -> None:
 
 
 def read_plugins() -> None:
-    """Call features and what is installed, once. A plugin that fails is reported and left out."""
+    """Call what is installed, once. A plugin that fails is reported and left out."""
     global _read  # noqa: PLW0603 - a process reads its entry points once
     with _reading:
         if _read:
             return
         _read = True
-        _failures.update(load_plugins(GROUP, _use, _save, FEATURES))
+        _failures.update(load_plugins(GROUP, _use, _save))
+
+
+def read_features() -> None:
+    """Call the features of this package, once: before a compile, since enabling needs none."""
+    global _features_read  # noqa: PLW0603 - they are read once a process
+    with _reading:
+        if _features_read:
+            return
+        _features_read = True
+        _failures.update(load_features(FEATURES, _use, _save))
 
 
 def plugin_failures() -> dict[str, str]:
     """Plugins that could not be used, with the reason."""
     read_plugins()
+    read_features()
     return dict(_failures)
 
 
@@ -80,6 +90,9 @@ def _use(plugin: Any) -> None:
 
 
 def _save() -> Callable[[], None]:
+    # It loads all passes, which a process that compiles nothing does without.
+    from inductor_passes import registry
+
     tables: list[dict[Any, Any]] = [registration.registered, hooks.hooked]
     before = [dict(table) for table in tables]
     compilers = list(frame_compilers)

@@ -22,23 +22,27 @@ log = logging.getLogger(__name__)
 OFF = "INDUCTOR_PASSES_PLUGINS_OFF"
 
 
-def load_plugins(
-    group: str,
-    use: Callable[[Any], object],
-    save: Callable[[], Callable[[], object]],
-    features: Sequence[EntryPoint] = (),
-) -> dict[str, str]:
-    """Load the entry points of ``group`` by name and hand each to ``use``; who failed, and why.
+Use = Callable[[Any], object]
+# Notes what is registered, and returns the way back to it: nothing stays of a plugin that failed
+# half-way.
+Save = Callable[[], Callable[[], object]]
 
-    ``save`` notes what is registered and returns the way back to it: nothing stays of a plugin that
-    failed half-way. ``features``: of the package itself, loaded first, from folders that may be
-    missing.
-    """
+
+def load_plugins(group: str, use: Use, save: Save) -> dict[str, str]:
+    """Load the entry points of ``group`` by name and hand each to ``use``; who failed, and why."""
+    # Sorted: ranks whose installations list plugins differently must still run them in one order.
+    return _load(sorted(importlib.metadata.entry_points(group=group)), use, save)
+
+
+def load_features(features: Sequence[EntryPoint], use: Use, save: Save) -> dict[str, str]:
+    """Load a package's own features in the same way, from folders that may be missing."""
+    return _load(list(filter(_has_folder, features)), use, save)
+
+
+def _load(entries: Sequence[EntryPoint], use: Use, save: Save) -> dict[str, str]:
     off = {name.strip() for name in os.environ.get(OFF, "").split(",")}
     failures = {}
-    here = [feature for feature in features if _has_folder(feature)]
-    # Sorted: ranks whose installations list plugins differently must still run them in one order.
-    for entry in (*here, *sorted(importlib.metadata.entry_points(group=group))):
+    for entry in entries:
         if entry.name in off:
             log.info("The plugin %s is off, by %s.", entry.name, OFF)
             continue

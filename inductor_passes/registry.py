@@ -11,7 +11,7 @@ from inductor_passes.cost.topology import forget_topologies, registered_topologi
 from inductor_passes.errors import OptionError
 from inductor_passes.extension import Extension
 from inductor_passes.graph_pass import GraphPass, PassContext
-from inductor_passes.plugins import load_plugins
+from inductor_passes.plugins import load_features, load_plugins
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
 
@@ -178,7 +178,8 @@ def read_plugins() -> None:
         if _plugins_read:
             return
         _plugins_read = True
-        _plugin_failures.update(load_plugins(PLUGIN_GROUP, _use, save, FEATURES))
+        _plugin_failures.update(load_features(FEATURES, _use, save))
+        _plugin_failures.update(load_plugins(PLUGIN_GROUP, _use, save))
 
 
 def _use(plugin: Any) -> None:

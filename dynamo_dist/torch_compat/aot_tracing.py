@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable, AutogradFunctionVariable
 from torch._dynamo.variables.nn_module import NNModuleVariable
 from torch._dynamo.variables.tensor import TensorVariable
-from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _is_setup_context_defined
 from torch.distributed.device_mesh import DeviceMesh
@@ -179,11 +177,15 @@ def _real(obj: object) -> object:
 
 def decompositions() -> Mapping[object, object]:
     """Inductor's table."""
+    # It loads half a second of modules, which enabling alone does without.
+    from torch._inductor.decomposition import select_decomp_table
+
     return select_decomp_table()
 
 
 def trace_only(gm: Any, inputs: Any) -> None:
     """Let AOTAutograd trace forward and backward, and stop before anything is compiled."""
+    from torch._dynamo.backends.common import aot_autograd  # as above
 
     def stop(*args: object, **kwargs: object) -> object:
         raise _Traced

@@ -187,15 +187,15 @@ def once_more(run: Callable[[], object], arguments: object) -> object:
 
     No argument is written twice: a call that has written before it failed raises.
     """
+    if not are_distributed(arguments):
+        return run()
     before = _versions(arguments)
     try:
         return run()
     except RuntimeError as error:
         # torch has no class for this error. Which operators make tensors inside is not known before
         # they run: it depends on arguments, as in matrix_power of order 0.
-        if _MIXED not in str(error) or not are_distributed(arguments):
-            raise
-        if _versions(arguments) != before:
+        if _MIXED not in str(error) or _versions(arguments) != before:
             raise
     # Only in the second run: everywhere else a plain tensor among DTensors stays an error.
     with dtensor_dispatch.made_tensors_are_replicas():

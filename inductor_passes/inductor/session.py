@@ -18,7 +18,6 @@ our passes.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import hashlib
 import logging
@@ -35,6 +34,7 @@ from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
 from inductor_passes.inductor.local_graphs import has_uneven_values
 from inductor_passes.inductor.options import config_patches
+from inductor_passes.inductor.session_in_work import in_work
 from inductor_passes.inductor.shared_compile import SharedLowering, share_lowering
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
 from inductor_passes.pass_options import PassOptions, split
@@ -325,27 +325,3 @@ def _checked(compiled: Code, checks: Sequence[Callable[[], object]]) -> Code:
 
 def _holds_script_objects(gm: fx.GraphModule) -> bool:
     return any(isinstance(n.meta.get("example_value"), torch.ScriptObject) for n in gm.graph.nodes)
-
-
-# The session of the compile in work on this thread: torch calls back with no more than a graph, or
-# a key. A ContextVar: AOTAutograd wraps code at compile time and at a cache hit, and hands no
-# compile on.
-_current: contextvars.ContextVar[CompileSession | None] = contextvars.ContextVar(
-    "session", default=None
-)
-
-
-@contextlib.contextmanager
-def in_work(session: CompileSession) -> Iterator[None]:
-    """What this thread compiles, or loads from a cache, in the block is of this session."""
-    token = _current.set(session)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def has_trait(trait: str) -> bool:
-    """Return whether the compile in work has a trait."""
-    session = _current.get()
-    return session is not None and trait in session.traits

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from inductor_passes.errors import OptionError, PassesError
+from inductor_passes.torch_compat import c10d
 from inductor_passes.torch_compat.c10d import Store
 
 log = logging.getLogger(__name__)
@@ -202,8 +203,7 @@ class Coordination:
 
     def connection(self) -> Coordination:
         """Return one with a connection of its own, for another thread, where the store has such."""
-        clone: Any = getattr(self._store, "clone", None)
-        return self if clone is None else Coordination(clone(), self._clock)
+        return Coordination(c10d.own_connection(self._store), self._clock)
 
     def run(self, steps: Steps[T], deadline_s: float) -> T:
         """Carry out a protocol. All its waits together end ``deadline_s`` after the first began."""
@@ -268,8 +268,8 @@ class Coordination:
         raise AssertionError("unreachable")
 
     def _await(self, operation: Await, end: float) -> bool:
-        pauses = iter(PAUSES_S)
         began = asked = self._clock()
+        pauses = iter(PAUSES_S)
         while True:
             now = self._clock()
             left_s = max(0.001, min(end - now, asked + SAY_S - now))
@@ -281,11 +281,11 @@ class Coordination:
                 if now >= end:
                     return False
                 if now >= asked + SAY_S:
-                    asked = now
+                    asked, pauses = now, iter(PAUSES_S)
                     self._say(operation, now - began, end - began)
                     continue
-                # Before its time is up: the store fails. One that goes on failing raises at the
-                # next step.
+                # Before its time is up: the store rounds down, or it fails. One that goes on
+                # failing raises at the next step.
                 if (pause_s := next(pauses, None)) is None or now + pause_s >= end:
                     return False
                 time.sleep(pause_s)
@@ -303,7 +303,7 @@ class Coordination:
         )
 
     def _write_all(self, values: Sequence[tuple[str, str]]) -> None:
-        if len(values) > 1 and self._has_many():
+        if len(values) > 1 and c10d.has_many(self._store):
             store: Any = self._store
             store.multi_set([PREFIX + key for key, _ in values], [value for _, value in values])
             return
@@ -314,10 +314,7 @@ class Coordination:
         names = [PREFIX + key for key in keys]
         if not self._store.check(names):
             return None
-        if len(names) > 1 and self._has_many():
+        if len(names) > 1 and c10d.has_many(self._store):
             found: list[bytes] = self._store.multi_get(names)  # type: ignore[attr-defined]
             return found
         return [self._store.get(name) for name in names]
-
-    def _has_many(self) -> bool:
-        return bool(getattr(self._store, "has_extended_api", lambda: False)())

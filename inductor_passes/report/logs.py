@@ -16,15 +16,18 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import fx
 
-from inductor_passes import registry
 from inductor_passes.graph.printing import dump
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.torch_compat import dynamo
 from inductor_passes.torch_compat.dynamo import artifact_logger, trace_artifact
+
+if TYPE_CHECKING:
+    from inductor_passes.extension import Extension
 
 FOLDER = "DYNAMO_DIST_PASS_FOLDER"
 
@@ -104,10 +107,15 @@ MODULES = {
 
 def modules() -> dict[str, str]:
     """Artifact -> the module under whose name its lines come; of extensions the package."""
-    found = registry.extensions()
-    return MODULES | {
-        e.log_artifact: type(e).__module__.rpartition(".")[0] for e in found if e.log_artifact
-    }
+    return MODULES | {e.log_artifact: type(e).__module__.rpartition(".")[0] for e in _extensions()}
+
+
+def _extensions() -> list[Extension]:
+    """Extensions that log."""
+    # It loads all passes; reports are loaded without.
+    from inductor_passes import registry
+
+    return [each for each in registry.extensions() if each.log_artifact]
 
 
 _KEPT = {True: "order kept", False: "order NOT kept", None: "order not read"}
@@ -119,7 +127,7 @@ def log_graph(record: GraphRecord) -> None:
     for artifact, lines in (
         ("dist_schedule", _schedule),
         ("dist_collectives", _collectives),
-        *((e.log_artifact, e.log_lines) for e in registry.extensions() if e.log_artifact),
+        *((each.log_artifact, each.log_lines) for each in _extensions()),
         ("dist_passes", _cache),
     ):
         log = artifact_logger(package[artifact], artifact)

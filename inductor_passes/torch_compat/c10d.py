@@ -209,6 +209,20 @@ def job_store() -> Store | None:
     return None if get_store is None else cast(Store, get_store())
 
 
+def own_connection(store: Store) -> Store:
+    """Return a store with a connection of its own, for another thread; itself where it has none.
+
+    ``clone`` was seen in 2.11 to 2.15.
+    """
+    clone: Any = getattr(store, "clone", None)
+    return store if clone is None else cast(Store, clone())
+
+
+def has_many(store: Store) -> bool:
+    """Return whether a store reads and writes several keys at once. Seen in 2.11 to 2.15."""
+    return bool(getattr(store, "has_extended_api", lambda: False)())
+
+
 def global_rank() -> int:
     """This process's rank in the job."""
     return dist.get_rank()

@@ -40,6 +40,16 @@ def test_importing_imports_no_torch():
 
 
 @pytest.mark.slow
+def test_enabling_loads_no_pass_and_not_all_of_inductor():
+    code = (
+        "import sys, torch, dynamo_dist; dynamo_dist.enable(); print(sorted(sys.modules.keys() & "
+        "{'inductor_passes.registry', 'inductor_passes.schedule', 'dynamo_dist.planning', "
+        "'torch._inductor.decomposition', 'torch._inductor.compile_fx'}))"
+    )
+    assert in_a_new_process(code) == "[]"
+
+
+@pytest.mark.slow
 def test_importing_changes_nothing_in_torch():
     code = f"""
 import json, runpy

@@ -17,7 +17,7 @@ from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferEr
 from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
-from inductor_passes.ranks import collective_trace
+from inductor_passes.ranks import collective_trace, coordination
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
@@ -450,6 +450,24 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(monkeypatch):
 
     assert Coordination(store).run(steps(), 1.0) == "new"
     assert store.asked == 3
+
+
+def test_wait_lasts_where_the_store_says_too_early_that_time_is_up(monkeypatch):
+    class Rounding:
+        def wait(self, keys, timeout):
+            time.sleep(max(0.0, timeout.total_seconds() - 0.002))
+            raise RuntimeError("timed out")
+
+        def check(self, keys):
+            return False
+
+    def steps():
+        return (yield Await("key"))
+
+    monkeypatch.setattr(coordination, "SAY_S", 0.1)
+    start = time.monotonic()
+    assert Coordination(Rounding()).run(steps(), 1.5) is False
+    assert time.monotonic() - start > 1.3  # longer than one slice and the tries after failures
 
 
 def test_a_wait_that_fails_for_a_moment_is_not_taken_for_time_that_is_up():
