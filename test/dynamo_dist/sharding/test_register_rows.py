@@ -11,6 +11,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import dynamo_dist
+from dynamo_dist import graph_compile
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.planning import feature, repair
@@ -118,6 +119,7 @@ def test_the_planner_weighs_them(tmp_path, monkeypatch):
 
 def test_a_plan_is_not_found_again_under_other_rows(mesh, monkeypatch):
     asked = []
+    graph_compile.register_options()
     monkeypatch.setattr(feature, "compile_repaired", lambda *given: asked.append(given[4]))
     for listed in (rows, rows, lambda call: []):
         dynamo_dist.disable()
