@@ -85,7 +85,7 @@ def test_what_upstream_passes_passes_and_what_was_gained_stays(every, tmp_path):
     assert failed == {}
 
 
-def test_every_program_of_upstreams_is_expected_to_pass_or_excepted():
+def test_each_upstream_program_passes_or_is_an_exception():
     names = {record["name"] for record in records(UPSTREAM)}
     fails_in_eager = {r["name"] for r in records(UPSTREAM) if r["status"] == "eager-fails"}
     passed_by_upstream = {r["name"] for r in records(UPSTREAM) if r["status"] == "pass"}

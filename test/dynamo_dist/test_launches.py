@@ -171,7 +171,7 @@ def test_another_order_is_found(checks, mesh, monkeypatch):
     assert verdict(checks, program, mesh["tp"].get_group())["status"] == "order"
 
 
-def test_the_partitioner_drops_launches_that_only_dead_computation_reads(enabled):
+def test_partitioner_drops_collectives_of_dead_computation(enabled):
     """In the backward's copy of a forward: launch, wait, exp, dead launch."""
     graph = torch.fx.Graph()
     c10d = torch.ops._c10d_functional

@@ -44,7 +44,7 @@ def test_the_size_of_a_strided_shard_is_a_number_while_tracing():
         assert shard.local_shard_size_and_offset(8, 4, 1) == wanted
 
 
-def test_a_trace_has_its_own_mask_of_an_embedding_whose_result_stays_pending(mesh):
+def test_partial_embedding_has_a_mask_of_its_own_in_a_trace(mesh):
     weight = distribute_tensor(torch.randn(16, 4), mesh["tp"], [Shard(0)])
     where = distribute_tensor(torch.arange(6), mesh["tp"], [Replicate()])
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_limit_of_compiles_does_not_part_ranks(monkeypatch, compiled, job, com
     assert len(graphs) == compiles
 
 
-def test_a_mesh_that_is_the_same_object_is_not_compared_on_every_call(mesh, monkeypatch):
+def test_same_mesh_object_is_not_compared_on_every_call(mesh, monkeypatch):
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     step, x = torch.compile(model, backend="aot_eager"), torch.ones(2, 8)
@@ -100,7 +100,7 @@ def fully_sharded(mesh):
 
 
 @pytest.mark.parametrize("make", [averaged, fully_sharded])
-def test_a_forward_given_up_and_run_in_eager_mode_is_so_on_all_ranks(mesh, monkeypatch, make):
+def test_forward_in_eager_fallback_is_so_on_all_ranks(mesh, monkeypatch, make):
     asked = []
     monkeypatch.setattr(
         unsharded_parameters.wrapper_agreement, "runs_in_graph", lambda *of: asked.append(of)
@@ -121,7 +121,7 @@ def test_as_strided_speaks_of_the_whole_tensor(mesh):
     assert torch.equal(found.to_local(), whole.t())
 
 
-def test_a_region_that_reads_a_mesh_and_a_group_from_outside_is_one_graph(mesh, compiled):
+def test_region_that_reads_an_outer_mesh_and_group_is_one_graph(mesh, compiled):
     group = mesh.get_group("tp")
 
     @torch.compiler.nested_compile_region

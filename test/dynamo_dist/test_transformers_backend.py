@@ -16,7 +16,7 @@ def test_accelerate_has_no_name_for_ours():
         utils.TorchDynamoPlugin(backend="dynamo_dist")
 
 
-def test_trainer_compiles_with_inductor_which_enabling_makes_ours(tmp_path):
+def test_trainer_compiles_by_inductor_with_our_passes(tmp_path):
     """That a graph of it is ours, accelerate's plugin shows in
     ``test/e2e/accelerate_worker.py``.
     """

@@ -42,7 +42,7 @@ def test_three_states_share_one_cache_folder(tmp_path):
     assert len({r["checksum"] for r in (*first.values(), *again.values())}) == 1
 
 
-def test_a_training_step_from_the_cache_adds_its_gradients_itself(tmp_path):
+def test_cached_training_step_accumulates_gradients(tmp_path):
     first, again = (run("training", tmp_path) for _ in range(2))
     assert (first["hits"], again["hits"]) == (0, 1)
     assert first["added_at_once"] == again["added_at_once"] == 1

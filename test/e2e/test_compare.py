@@ -61,7 +61,7 @@ def fails(gm, inputs, **kwargs):
     raise ValueError("cannot compile this")
 
 
-def test_what_upstream_cannot_do_is_shown_and_what_ours_cannot_is_raised(monkeypatch):
+def test_compare_shows_upstreams_failure_and_raises_ours(monkeypatch):
     monkeypatch.setattr(comparison, "BACKENDS", {"upstream": fails, "ours": "eager"})
     with fake_group(2):
         found = dynamo_dist.compare(lambda x: x * 2, torch.ones(3), steps=1)

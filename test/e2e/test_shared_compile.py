@@ -115,7 +115,7 @@ def test_what_reads_no_rank_is_traced_by_one(together):
 @pytest.mark.parametrize(
     ("case", "codes"), [("vocabulary", 2), ("uneven_inside", RANKS), ("operator_of_a_user", RANKS)]
 )
-def test_what_holds_its_rank_only_once_it_is_traced_is_traced_by_each(together, case, codes):
+def test_each_rank_traces_what_reads_its_rank_in_tracing(together, case, codes):
     assert partitioned(together, case) == codes
 
 
@@ -138,7 +138,7 @@ def test_what_holds_its_rank_as_a_number_is_compiled_by_each(together, case):
 
 
 @pytest.mark.parametrize("case", ["rank_of_a_dimension", "coordinate"])
-def test_what_holds_a_coordinate_is_compiled_once_for_each_coordinate(together, case):
+def test_code_with_a_coordinate_compiles_once_a_coordinate(together, case):
     assert lowered(together, case) == 2
 
 
@@ -171,7 +171,7 @@ def test_the_next_compiles_where_the_compiling_rank_is_killed(tmp_path, what):
     assert all(rank["killed"]["seconds"] < 60 for rank in found)
 
 
-def test_a_job_that_was_killed_in_the_middle_starts_anew_from_its_folder(tmp_path):
+def test_job_killed_midway_starts_again_from_its_folder(tmp_path):
     """The rank that compiles dies when its forward graph is in the folder and nobody knows of
     it; then all do, and start again.
     """

@@ -99,7 +99,7 @@ def test_torchs_artefacts_carry_all_to_a_host_with_empty_caches(jobs):
     assert not any(any(rank.values()) for rank in what(found, "lowered"))
 
 
-def test_without_the_rank_in_keys_one_rank_takes_the_graph_of_the_other(tmp_path):
+def test_ranks_take_each_others_graph_without_the_rank_in_keys(tmp_path):
     planted = [job(tmp_path, PLANTED="1") for _ in range(2)][-1]
     assert what(planted, "misses") == [{"rows_of_its_own": [0, 0]}] * RANKS
     assert not all(rank["rows_of_its_own"] for rank in what(planted, "right"))

@@ -33,7 +33,7 @@ def test_what_is_off_or_rarer_stays(given):
     assert gc.get_threshold() == given
 
 
-def test_a_block_that_ends_before_the_one_inside_restores_nothing():
+def test_block_that_ends_before_its_inner_one_restores_nothing():
     gc.set_threshold(700, 10, 10)
     entered, leave = threading.Event(), threading.Event()
 

@@ -198,7 +198,7 @@ def test_uuid_of_a_topology_file_follows_its_content(tmp_path):
     assert uuid(topology=str(copy)) != first
 
 
-def test_a_chained_pass_without_uuid_switches_the_cache_off_as_in_upstream():
+def test_chained_pass_without_uuid_turns_the_cache_off():
     def user_pass(graph):
         return None
 

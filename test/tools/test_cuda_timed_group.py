@@ -78,7 +78,7 @@ class Recorded:
         return lambda *args, **kwargs: self.said.append(("copy", args[-2]))
 
 
-def test_a_collective_is_a_copy_on_a_stream_of_its_own_and_its_wait_an_event(monkeypatch):
+def test_timed_collective_copies_on_a_stream_and_waits_by_event(monkeypatch):
     device = Recorded()
     for name in ("Stream", "Event", "stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(device, name))

@@ -94,7 +94,7 @@ def test_parts_need_no_installation_and_wait_briefly(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["products", "copies", "norms", "costs"])
-def test_every_launch_of_a_part_goes_through_the_binder_and_the_compiler(name):
+def test_each_kernel_call_goes_through_binder_and_compiler(name):
     found = gpu_parts.run_part(gpu_parts.part_command(name, dry=True))
     assert "problem" not in found, found
     assert found["launches"] > 4

@@ -52,7 +52,7 @@ def test_what_others_have_wrong_is_not_ours():
     assert judge(ERROR, WRONG, theirs=True).name == "wrong"
 
 
-def test_where_refusals_are_to_be_explained_errors_and_hangs_are_lost():
+def test_errors_and_hangs_are_lost_where_refusals_need_a_reason():
     for ours in (ERROR, HANG, CRASH):
         assert judge(ours, ours).name == "neither"
         assert judge(ours, ours, explained=True).name == "lost"

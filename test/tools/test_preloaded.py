@@ -74,7 +74,7 @@ if os.environ["RANK"] == "1":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
-def test_ranks_whose_heap_gloo_spoilt_run_once_more_and_no_oftener(tmp_path, times):
+def test_ranks_with_a_heap_spoilt_by_gloo_run_once_more(tmp_path, times):
     script, count = tmp_path / "rank.py", tmp_path / "count"
     script.write_text(SPOILT)
     well, _ = preloaded.run_ranks(

@@ -43,7 +43,7 @@ def test_text_names_versions_probes_and_what_is_degraded(capsys, monkeypatch):
     assert all(problem.what in text for problem in diagnosis.degraded)
 
 
-def test_an_unsupported_torch_is_the_only_problem_and_the_exit_status(monkeypatch, capsys):
+def test_doctor_names_an_unsupported_torch_and_fails(monkeypatch, capsys):
     monkeypatch.setattr(torch, "__version__", "2.10.0")
     assert __main__.main(["doctor", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)

@@ -71,7 +71,7 @@ def test_a_break_is_told_with_line_why_and_fix():
     assert (item.effect, item.count) == ("split", 1)
 
 
-def test_the_line_of_an_inlined_function_is_told_and_counted_once(capsys):
+def test_line_of_an_inlined_function_is_logged_once(capsys):
     with collect() as collector:
         run(outer, torch.ones(3))
     (item,) = collector.breaks

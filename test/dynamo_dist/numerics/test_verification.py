@@ -39,7 +39,7 @@ def loss(x, y):
     return F.mse_loss(x * 2, y)
 
 
-def test_a_loss_that_upstream_gets_wrong_is_found_and_is_right_once_enabled():
+def test_verify_finds_upstreams_wrong_loss_and_ours_is_right():
     x = torch.arange(10.0).view(5, 2)
     with all_ranks(4) as mesh:
         inputs = [split(x, mesh, [Shard(0)], True), split(x + 1, mesh, [Shard(0)])]

@@ -32,7 +32,7 @@ def test_moves_on_a_line(source, target, us):
     assert costs(LINE).move_us(X, (source,), (target,), 0) == us
 
 
-def test_an_inner_shard_of_a_changing_outer_one_is_gathered_first():
+def test_inner_shard_of_a_changing_outer_one_is_gathered_first():
     """S0 S0 -> R S0: gather 4 x 2 KiB, gather 2 x 8 KiB, and cut again."""
     assert costs(SQUARE).move_us(X, ("S0", "S0"), ("R", "S0"), 0) == 10 + 3 * 2 + 10 + 8
 

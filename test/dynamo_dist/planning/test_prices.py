@@ -95,7 +95,7 @@ def test_all_who_ask_for_compute_get_one_answer(name, size, topology):
 
 @pytest.mark.parametrize("topology", [PLAIN, MEASURED], ids=["formulas", "measured"])
 @pytest.mark.parametrize("size", [64, 512, 2048])
-def test_a_product_costs_what_an_import_of_measurements_compares_with(size, topology):
+def test_product_cost_is_what_imports_compare_with(size, topology):
     graph = trace(torch.mm, (size, size), (size, size), dtype=torch.bfloat16)
     expected = product_us(topology, "bfloat16", (1, size, size, size))
     assert simulate(graph, TopologyCostModel(topology)).compute_us == pytest.approx(expected)

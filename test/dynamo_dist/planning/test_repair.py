@@ -84,7 +84,7 @@ redistribute: (('P',),) => (('P',),)""",
     )
 
 
-def test_a_file_that_does_not_fit_names_the_operation_and_is_left(mesh, tmp_path, caplog):
+def test_plan_file_that_does_not_fit_names_the_operation(mesh, tmp_path, caplog):
     path = tmp_path / "plan.json"
     with torch.no_grad():
         planned(mlp, inputs(mesh), str(path))
@@ -97,7 +97,7 @@ def test_a_file_that_does_not_fit_names_the_operation_and_is_left(mesh, tmp_path
 
 
 @pytest.mark.parametrize("word", ["S7", "R | R", "?no such"])
-def test_a_place_that_no_tensor_can_take_is_named_and_the_plan_left(mesh, tmp_path, caplog, word):
+def test_plan_with_an_impossible_placement_is_named_and_skipped(mesh, tmp_path, caplog, word):
     path = tmp_path / "plan.json"
     with torch.no_grad():
         planned(mlp, inputs(mesh), str(path))
@@ -181,7 +181,7 @@ def test_a_program_without_dtensors_is_left_alone(mesh):
     assert "enter" not in gm.code
 
 
-def test_a_program_that_writes_into_a_view_is_compiled_without_a_plan(mesh, caplog):
+def test_program_that_writes_into_a_view_has_no_plan(mesh, caplog):
     def writes(x, w):
         y = x @ w
         y.t().add_(1.0)

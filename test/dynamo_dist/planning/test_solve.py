@@ -53,7 +53,7 @@ def diamond(sources):
 
 
 @pytest.mark.parametrize("sources", itertools.product(["R", "S0", "S1", "P"], repeat=2))
-def test_the_programme_finds_the_least_cost_and_its_bound_is_below(sources):
+def test_program_finds_the_least_cost_above_its_bound(sources):
     p = problem(diamond(sources))
     upstream = [upstream_choice(step) for step in p.program.steps]
     solution = solve_placements(p, upstream)

@@ -207,7 +207,7 @@ def test_grad_and_backward_of_some_inputs(model, compile_):
     assert_same_gradients(model, eager)
 
 
-def test_partial_gradients_of_a_replicated_parameter_stay_partial(mesh, compile_, given):
+def test_partial_gradients_of_replicated_parameters_stay(mesh, compile_, given):
     x = distribute_tensor(torch.randn(8, 8), mesh["tp"], [Shard(0)], src_data_rank=None)
     eager, ours = (weight(mesh["tp"], Replicate()) for _ in range(2))
 
@@ -345,7 +345,7 @@ def test_checkpointed(model, compile_, given, inside):
     assert given == [0, 0, 0]
 
 
-def test_between_steps_without_gradients_and_with_hooks_elsewhere(model, compile_, given):
+def test_steps_without_gradients_and_with_hooks_elsewhere(model, compile_, given):
     eager = copy.deepcopy(model)
     step = compile_(model)
     for module, forward in ((eager, eager), (model, step)):

@@ -158,7 +158,7 @@ def test_other_hooks_recompile(compiles, patch):
     assert len(guards) == 2
 
 
-def test_a_hook_that_is_registered_again_does_not_recompile_and_its_closure_is_still_looked_at(
+def test_guards_read_the_closure_of_a_hook_registered_again(
     compiles,
 ):
     model = nn.Linear(4, 4)
@@ -176,7 +176,7 @@ def test_a_hook_that_is_registered_again_does_not_recompile_and_its_closure_is_s
     assert len(guards) == 2
 
 
-def test_the_closures_of_another_module_with_equal_hooks_are_looked_at(compiles):
+def test_guards_read_closures_of_another_modules_equal_hooks(compiles):
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     first.register_forward_hook(scaled((2.0,))[0])
     hook, bind = scaled((2.0,))
@@ -320,7 +320,7 @@ def test_another_code_recompiles(compiles):
     assert len(guards) == 2
 
 
-def test_our_own_code_is_not_guarded_and_what_is_read_by_way_of_it_is(enabled, mesh):
+def test_guards_skip_our_code_and_keep_what_it_reads(enabled, mesh):
     own = []
 
     def backend(graph, inputs):

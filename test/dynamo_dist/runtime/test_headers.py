@@ -33,7 +33,7 @@ def asked(tmp_path, monkeypatch):
     assert (codecache.write, codecache._precompile_header) == before
 
 
-def test_on_a_host_without_one_the_first_libraries_are_built_without(asked, monkeypatch):
+def test_first_libraries_are_built_without_a_header(asked, monkeypatch):
     monkeypatch.setattr(inductor_cpp, "_is_compiled", lambda: False)
     said = [asked(f"{number}") for number in range(inductor_cpp._WITHOUT + 2)]
     assert said == [""] * inductor_cpp._WITHOUT + ["path"] * 2

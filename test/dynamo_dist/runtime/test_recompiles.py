@@ -108,7 +108,7 @@ def test_a_collective_that_python_calls_is_no_graph_of_its_own(job):
     assert job.left and not any("all_gather" in name for graph in graphs.found for name in graph)
 
 
-def test_a_context_manager_of_what_is_left_to_python_is_inlined_elsewhere(job):
+def test_context_manager_of_a_fallback_is_inlined_elsewhere(job):
     @contextlib.contextmanager
     def managed(x):
         yield x * 2

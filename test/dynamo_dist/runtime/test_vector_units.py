@@ -45,14 +45,14 @@ def test_nor_is_it_taken_from_another_host(trials, monkeypatch):
     assert len(trials) == 2
 
 
-def test_a_folder_that_cannot_be_written_costs_a_process_the_trial(trials, folder):
+def test_unwritable_folder_costs_a_process_the_trial(trials, folder):
     (folder / "dynamo_dist").write_text("a file where a folder should be")
     assert all(VecAVX2().check_build("good") for _ in range(2))
     assert len(trials) == 1 and not (folder / "dynamo_dist").is_dir()
 
 
 @pytest.mark.parametrize("code", ["good", "bad"])
-def test_a_unit_within_another_that_has_built_the_code_is_not_tried(trials, code):
+def test_unit_inside_a_built_one_is_not_tried(trials, code):
     found = [unit().check_build(code) for unit in (VecAMX, VecAVX512, VecAVX2)]
     tried = [unit for unit, _ in trials]
     if code == "bad":

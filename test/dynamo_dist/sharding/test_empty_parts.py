@@ -60,7 +60,7 @@ LARGEST = {
 
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("name", LARGEST)
-def test_the_largest_of_what_some_ranks_have_nothing_of_is_pending(ranks, name):
+def test_maximum_with_empty_ranks_is_partial(ranks, name):
     x = torch.randn(3, 5)
     with CommDebugMode() as launched:
         found = LARGEST[name](split(x, ranks, [Shard(0)], False))
@@ -69,7 +69,7 @@ def test_the_largest_of_what_some_ranks_have_nothing_of_is_pending(ranks, name):
 
 
 @pytest.mark.usefixtures("enabled")
-def test_a_clipped_norm_is_reduced_once_whatever_ranks_have_nothing(ranks):
+def test_clipped_norm_is_reduced_once_with_empty_ranks(ranks):
     x, few = torch.randn(8, 4), torch.randn(2)
     spread = [split(t, ranks, [Shard(0)], False) for t in (x, few)]
     parameters = [torch.nn.Parameter(torch.zeros_like(t)) for t in spread]
@@ -86,7 +86,7 @@ def test_a_clipped_norm_is_reduced_once_whatever_ranks_have_nothing(ranks):
 
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("reduce", [torch.amax, torch.amin, torch.logsumexp, torch.argmax])
-def test_what_is_reduced_over_ranks_of_which_some_have_nothing_is_right(ranks, reduce):
+def test_reduction_with_empty_ranks_is_right(ranks, reduce):
     x = torch.randn(3, 5)
     found = reduce(split(x, ranks, [Shard(0)], False), 0)
     torch.testing.assert_close(whole_tensor(found), reduce(x, 0))

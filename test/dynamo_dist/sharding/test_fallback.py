@@ -32,7 +32,7 @@ def test_an_operator_without_a_strategy_is_gathered_and_says_so(ranks, caplog):
     )
 
 
-def test_a_decomposition_divides_by_the_global_number_of_elements(ranks):
+def test_decomposition_divides_by_the_global_element_count(ranks):
     x, y = torch.arange(10.0).view(5, 2), torch.ones(5, 2)
     a, b = split(x, ranks, [Shard(0)], True), split(y, ranks, [Shard(0)])
     F.huber_loss(a, b).backward()
@@ -202,7 +202,7 @@ def test_a_custom_operator_is_gathered(ranks):
     assert torch.equal(whole_tensor(out), x * 2)
 
 
-def test_a_custom_operator_that_draws_and_does_not_say_so_is_refused(ranks):
+def test_undeclared_random_custom_operator_is_refused(ranks):
     @torch.library.custom_op("dynamo_dist_test::untagged", mutates_args=())
     def untagged(x: torch.Tensor) -> torch.Tensor:
         return torch.rand(x.shape)

@@ -71,7 +71,7 @@ def test_rows_are_gathered_only_where_a_rank_has_none(ranks, count, any_part, la
     assert launches or found.placements == (S0,)
 
 
-def test_rows_of_each_dimension_of_the_mesh_are_free_of_one_another(grid):
+def test_sharding_rules_of_mesh_dimensions_are_independent(grid):
     x, y = torch.randn(5, 6), torch.randn(4)
     with CommDebugMode() as launched:
         found = centred(split(x, grid, [S0, P]), split(y, grid, [R, R]))

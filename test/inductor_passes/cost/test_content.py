@@ -113,7 +113,7 @@ def test_hosts_of_one_rank_each_keep_the_base_within(tmp_path):
     assert topology.intra_gb_per_s == load_topology("cpu-gloo").intra_gb_per_s
 
 
-def test_a_base_all_of_whose_tables_were_measured_anew_loads_without_tables(tmp_path):
+def test_topology_loads_where_all_its_tables_are_measured(tmp_path):
     first = topology_of(
         "cpu-gloo", name="first", where="a host", device=DEVICE, links=on_one_host()
     )
@@ -191,7 +191,7 @@ def test_uneven_jobs_are_refused(hosts):
         Layout.of(hosts)
 
 
-def test_what_launches_take_of_the_processor_is_a_figure_of_the_device():
+def test_start_share_of_collectives_is_a_figure_of_the_device():
     def made(launching_us):
         links = replace(on_one_host(), launching_us=launching_us)
         return topology_of("h100x8", name="here", where="here", device=None, links=links)["device"]

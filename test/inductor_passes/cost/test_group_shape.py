@@ -30,7 +30,7 @@ class TestShapeOfRanks(TestCase):
         self.assertEqual(shape_of_ranks([2, 3, 6, 7], 4, 8), GroupShape(4, 2))
         self.assertEqual(shape_of_ranks([0, 1, 4, 5], 4, 8), GroupShape(4, 2))
 
-    def test_groups_that_do_not_tile_a_node_are_as_slow_as_the_one_that_straddles(self):
+    def test_groups_that_do_not_tile_a_node_cost_as_the_worst(self):
         self.assertEqual(shape_of_ranks([0, 1, 2], 8, 24), GroupShape(3, 2))
         self.assertEqual(shape_of_ranks([6, 7, 8], 8, 24), GroupShape(3, 2))
 

@@ -115,7 +115,7 @@ class TestLaunch(TestCase):
         self.assertEqual(collective(gather, [1000]), 5 + 7 + 7 * 4)
         self.assertEqual(collective(scatter, [8000]), 5 + 7 + 7 * 4)
 
-    def test_a_coalesced_call_runs_one_after_another_and_may_start_once(self):
+    def test_coalesced_collectives_run_in_turn_after_one_start(self):
         def reduce(x, y):
             return [c10d.wait_tensor(t) for t in c10d.all_reduce_coalesced([x, y], "sum", "0")]
 

@@ -116,7 +116,7 @@ add: 524288 + 262144 kernel
 mul_1: 4096 + 262144 kernel""",
         )
 
-    def test_short_reduction_stays_in_its_kernel_and_a_long_one_ends_it(self):
+    def test_short_reduction_fuses_and_a_long_one_ends_its_kernel(self):
         def scaled(x):
             return x / x.abs().amax()
 

@@ -28,7 +28,7 @@ def test_the_oldest_go_first(tmp_path):
     assert names(tmp_path) == ["007.json", "008.json"]
 
 
-def test_what_a_dead_process_left_goes_and_what_is_being_written_stays(tmp_path):
+def test_files_of_dead_processes_go_and_live_ones_stay(tmp_path):
     for name, age in (("dead", 7200), ("alive", 0)):
         path = tmp_path / f"{whole_file.TEMPORARY}{name}"
         path.write_text("{")

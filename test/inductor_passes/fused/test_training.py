@@ -82,7 +82,7 @@ def test_both_passes_are_fused(fuse_all, world, fn, shapes, forward, backward):
         assert not list(launches(found[phase]))
 
 
-def test_the_backward_of_a_sharded_product_wants_the_gathered_rows_too(fuse_all, world):
+def test_backward_of_a_sharded_product_needs_the_gathered_rows(fuse_all, world):
     found = graphs(
         sequence_parallel, world, ((1024, 8192), (8192, 1024), (1024, 8192)), torch.bfloat16
     )

@@ -17,7 +17,7 @@ def emitted(calls, dynamic=False):
         return [emit(graph, target, (x, *args), like, None, values.of) for target, *args in calls]
 
 
-def test_what_is_known_lies_in_memory_of_its_own_and_is_like_the_first():
+def test_recorded_result_has_its_own_memory_and_equals_the_first():
     a, b = emitted([(aten.sum.dim_IntList, [1]), (aten.sum.dim_IntList, [1])])
     first, second = a.meta["val"], b.meta["val"]
     assert first is not second

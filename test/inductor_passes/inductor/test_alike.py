@@ -51,7 +51,7 @@ def test_a_name_stands_for_the_group_of_this_rank():
     assert [on_rank(rank, ranks) for rank in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
 
 
-def test_another_dimension_is_another_name_and_the_default_group_keeps_its_own():
+def test_each_mesh_dimension_names_its_group():
     def names(mesh):
         found = [c10d.common_name(mesh.get_group(dim).group_name) for dim in ("dp", "tp")]
         default = torch.distributed.group.WORLD.group_name

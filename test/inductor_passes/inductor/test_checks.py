@@ -26,7 +26,7 @@ def test_no_group_is_said_while_compiling():
         check_groups(graph)
 
 
-def test_a_device_that_the_group_does_not_serve_is_said_while_compiling(monkeypatch):
+def test_device_without_a_backend_is_named_at_compile_time(monkeypatch):
     with fake_group(2):
         graph = trace(program, [4])
         monkeypatch.setattr(c10d_compat, "group_device_types", lambda name: frozenset({"cuda"}))

@@ -90,7 +90,7 @@ def test_every_way_to_inductor_runs_the_passes(graphs, way):
     inductor_passes.uninstall()
 
 
-def test_what_was_wrapped_before_counts_and_what_is_compiled_after_does_not(graphs, by_upstream):
+def test_compare_counts_what_was_wrapped_before_it(graphs, by_upstream):
     before = torch.compile(reduced, dynamic=False)
     inductor_passes.install()
     with contextlib.suppress(Exception):  # torch's entry is a stand-in

@@ -44,7 +44,7 @@ def captured(split, train=True, **more):
     return graphs, records
 
 
-def test_both_halves_are_in_the_same_parts_and_nothing_saved_is_joined():
+def test_forward_and_backward_have_the_same_chunks():
     whole, _ = captured("off")
     graphs, records = captured(2)
     for phase, graph in graphs.items():

@@ -39,7 +39,7 @@ def looked_up(rows=8, **options):
     return str(record.cache)
 
 
-def test_first_a_miss_then_a_hit_and_another_option_is_a_miss_again(caplog):
+def test_cache_misses_then_hits_and_misses_by_another_option(caplog):
     with caplog.at_level(logging.INFO):
         assert looked_up() == "miss: first time"
         assert looked_up() == "hit: AOTAutograd's cache"

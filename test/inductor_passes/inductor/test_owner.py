@@ -64,7 +64,7 @@ def test_ours_off_means_upstreams_stay(caplog):
     assert not caplog.text
 
 
-def test_what_upstream_runs_by_default_is_switched_off_in_silence(caplog):
+def test_upstreams_default_reordering_is_off_silently(caplog):
     """From torch 2.14 one of upstream's schedulers is on by default; before that there is none."""
     default_on = upstream_schedulers_on({})
     patches = ip.options()

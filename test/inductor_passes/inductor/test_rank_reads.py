@@ -116,7 +116,7 @@ def test_torch_is_left_as_it_was(mesh):
     assert mesh.get_group().rank() == dist.get_rank() == 1
 
 
-def test_torch_is_so_too_where_the_first_to_begin_is_the_first_to_end(mesh):
+def test_torch_agrees_where_blocks_end_in_order_of_beginning(mesh):
     """Two threads that compile at once."""
     before = [vars(owner).get(name) for owner, name in PLACES]
     first, second = contextlib.ExitStack(), contextlib.ExitStack()

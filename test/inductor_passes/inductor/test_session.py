@@ -49,7 +49,7 @@ def phases(monkeypatch):
     return found
 
 
-def test_a_backward_graph_comes_with_its_forward_one_and_is_tried_again_when_needed(phases, caplog):
+def test_failed_backward_compiles_again_when_needed(phases, caplog):
     x = torch.randn(4, 4, requires_grad=True)
     with caches.no_compile_caches():
         y = torch.compile(lambda x: x.sin() * 2, backend=session.compile_with_passes)(x)
@@ -66,7 +66,7 @@ def test_compiled_autograd_needs_no_backward_graph(phases):
     assert phases == ["forward"]
 
 
-def test_configuration_with_a_session_is_copied_and_goes_to_other_processes():
+def test_configuration_of_a_session_is_copied_and_pickled():
     module = torch.fx.symbolic_trace(lambda x: x.sin())
     made = session.CompileSession(module, PassOptions(), {})
     made.job = threading.Lock()  # as unfit to be copied as a job's store

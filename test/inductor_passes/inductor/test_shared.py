@@ -69,7 +69,7 @@ def test_who_comes_when_it_is_done_finds_it_too():
     assert second.made_by == 0
 
 
-def test_ranks_with_other_sizes_behind_their_symbols_do_not_wait_for_each_other():
+def test_ranks_of_other_symbolic_sizes_do_not_wait():
     store = dist.HashStore()
     graphs = (trace(lambda x: x * 2, [rows, 3], dynamic=True) for rows in (4, 6))
     given = [graph.find_nodes(op="placeholder")[0].meta["val"] for graph in graphs]
@@ -124,7 +124,7 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
     assert voted == [(Group("7", (2, 3)),)]
 
 
-def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compiles_for_itself(
+def test_rank_with_another_decision_compiles_for_itself(
     monkeypatch,
 ):
     """Rank 0's row keeps the program's order and asks for no plan; rank 1's row has settled on

@@ -47,7 +47,7 @@ def has_ended(store, program="program"):
     return Waiting(store, turn, 9, "-", lambda *_: None).has_ended()
 
 
-def test_a_trace_that_reads_nothing_keeps_the_others_waiting_until_its_end(store, joint):
+def test_trace_without_reads_is_shared_at_its_end(store, joint):
     one = sharing(store, 0)
     assert not one.missed(ENTRIES)
     one.ask(joint, HOW)

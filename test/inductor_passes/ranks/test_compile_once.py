@@ -59,7 +59,7 @@ def test_one_claims_a_key_and_the_others_learn_who():
         each.end("", None)
 
 
-def test_who_waits_learns_the_digest_of_the_entry_and_none_where_there_is_none():
+def test_waiter_gets_the_digest_of_the_entry_or_none():
     store = Coordination(dist.HashStore())
     for digest in ("abc", ""):
         turn = claim(store, digest, 0, "-")
@@ -138,9 +138,7 @@ def test_who_gets_no_answer_compiles_by_itself_and_casts_no_vote():
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_who_gets_no_answer_of_one_that_is_done_or_dead_takes_its_entry_or_its_place(
-    ends, monkeypatch
-):
+def test_waiter_takes_the_entry_or_the_turn_of_a_dead_compiler(ends, monkeypatch):
     monkeypatch.setattr(compile_once, "VERDICT_S", 5.0)
     store = Coordination(dist.HashStore())
     turn = claim(store, "k", 0, "-")

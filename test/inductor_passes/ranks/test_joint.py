@@ -57,7 +57,7 @@ def test_all_ranks_cut_or_none(ranks):
     assert ranks(asked, asked) == [[CUT, PROGRAM, PROGRAM]] * 2
 
 
-def test_a_break_that_all_meet_later_leaves_the_joint_graph_whole(ranks):
+def test_later_break_on_all_ranks_leaves_the_joint_graph_unsplit(ranks):
     asked = [(JOINT, CUT), (FORWARD, PROGRAM)]
     assert ranks(asked, asked) == [[CUT, PROGRAM]] * 2
     piece = [(trace("f:1", partial=True), PROGRAM)]
@@ -77,7 +77,7 @@ def test_a_break_that_one_rank_alone_meets_later_is_told(ranks, monkeypatch):
 @pytest.mark.parametrize(
     "other", [trace("f:1", "f:2"), trace("f:1", "f:1", is_joint=True, partial=True)]
 )
-def test_training_beside_evaluation_or_beside_pieces_cuts_nothing(ranks, other):
+def test_training_beside_evaluation_is_not_split(ranks, other):
     mine, theirs = ranks([(JOINT, CUT)], [(other, PROGRAM)])
     assert mine == [PROGRAM] and theirs == [PROGRAM]
 

@@ -69,7 +69,7 @@ class Damaged(Failing):
         return self.held if "proposal/" in key else b""
 
 
-def test_without_a_store_the_order_is_the_programs_and_that_is_said_once(job, caplog):
+def test_order_without_a_store_is_the_programs_and_warns_once(job, caplog):
     for _ in range(2):
         decision = job(None).decide(stream("f:1", "f:2"), CachedOffer("[[[1], 0]]"))
         assert decision.plan == PROGRAM
@@ -154,7 +154,7 @@ def test_deep_nesting_is_damage_too(caplog):
     assert before.since() == []
 
 
-def test_streams_are_named_by_lines_and_launches_and_not_by_sizes_or_groups():
+def test_trace_key_has_lines_and_collectives_not_sizes_or_groups():
     one = stream("f:1", "f:2")
     other = CollectiveTrace(
         (Group("7", (2, 3)),),
@@ -241,7 +241,7 @@ def streams(file, **arguments):
     return found
 
 
-def test_neither_names_of_files_nor_breaks_change_what_a_launch_is_known_by():
+def test_trace_key_ignores_file_names_and_breaks():
     (whole,) = streams("one.py")
     first, second = streams("other.py", loud=True)
     paths = [[launch.path for launch in each.launches] for each in (whole, first, second)]
@@ -311,7 +311,7 @@ def test_one_function_in_one_place_launches_the_same(mine, theirs, alike, backwa
 
 
 @pytest.mark.parametrize("seconds", ["0.1", "0"])
-def test_what_gathers_again_for_its_backward_is_no_function_for_python(seconds, job, monkeypatch):
+def test_function_that_gathers_again_has_no_eager_fallback(seconds, job, monkeypatch):
     monkeypatch.setattr(dynamo, "frame_number", lambda: 7)
     own = job(dist.HashStore())
     monkeypatch.setenv(SECONDS, seconds)
@@ -325,7 +325,7 @@ def test_what_gathers_again_for_its_backward_is_no_function_for_python(seconds, 
         assert own.is_unlike_python(7) is unlike
 
 
-def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_all(monkeypatch):
+def test_eager_fallback_on_one_rank_cannot_keep_the_order(monkeypatch):
     def function():
         return 1
 
@@ -452,7 +452,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(monkeypatch):
     assert store.asked == 3
 
 
-def test_wait_lasts_where_the_store_says_too_early_that_time_is_up(monkeypatch):
+def test_wait_lasts_where_the_store_times_out_too_early(monkeypatch):
     class Rounding:
         def wait(self, keys, timeout):
             time.sleep(max(0.0, timeout.total_seconds() - 0.002))
@@ -470,7 +470,7 @@ def test_wait_lasts_where_the_store_says_too_early_that_time_is_up(monkeypatch):
     assert time.monotonic() - start > 1.3  # longer than one slice and the tries after failures
 
 
-def test_a_wait_that_fails_for_a_moment_is_not_taken_for_time_that_is_up():
+def test_wait_survives_a_momentary_failure_of_the_store():
     class Moody:
         failures = 2
 

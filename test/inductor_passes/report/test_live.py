@@ -34,7 +34,7 @@ def test_each_refresh_brings_the_folder_up_to_date(folder, graph):
     assert graphs(path) == ["a", "b"]
 
 
-def test_with_many_graphs_not_every_one_writes_and_the_end_writes_the_rest(folder, graph):
+def test_report_of_many_graphs_is_written_seldom_and_at_the_end(folder, graph):
     path, refresh, finish = folder
     sizes = []
     for number in range(20):

@@ -56,7 +56,7 @@ def test_a_compiled_record_is_stored_and_published_once():
     assert recorder.publish_cached() == []
 
 
-def test_a_replayed_count_publishes_the_stored_record_under_a_new_id():
+def test_cache_hit_publishes_the_stored_record_under_a_new_id():
     recorder.compiled(record())
     key = counted()
     seen = []
@@ -86,7 +86,7 @@ def test_a_record_is_published_once_when_it_is_complete(seen):
     assert recorder.publish_cached() == []
 
 
-def test_of_a_graph_whose_passes_ran_twice_the_last_record_counts(seen):
+def test_last_record_counts_where_passes_ran_twice(seen):
     pending = {}
     for count in (1, 2):
         recorder.compiled(record(node_count=count), pending)
@@ -94,7 +94,7 @@ def test_of_a_graph_whose_passes_ran_twice_the_last_record_counts(seen):
     assert [one.node_count for one in seen] == [2]
 
 
-def test_a_subscriber_that_raises_stops_neither_the_compile_nor_the_others(caplog):
+def test_failing_subscriber_stops_neither_compile_nor_others(caplog):
     seen = []
 
     def bad(_):

@@ -66,7 +66,7 @@ def test_our_own_bound_sees_what_the_path_does_not():
     assert own_bound(Tasks(of), nearest=64).us == 10 + 20 + 20 + 1 + 10 == optimum(of, 1 << 60)
 
 
-def test_compute_that_waits_for_nothing_does_not_lengthen_what_reads_it():
+def test_independent_compute_does_not_lengthen_its_reader():
     # The cast (node 1) can run while the gather is on the wire.
     of = problem(
         node_input(), compute(0.001, 0), launch(0), wait(2), compute(50.0, 1, 3), output(4)

@@ -60,7 +60,7 @@ def test_buckets_are_as_large_as_the_channel_needs():
 
 
 @pytest.mark.parametrize("link", [((1.0, 10.0), (2.0, 20.0)), ((1.0, 1000.0), (2.0, 2000.0))])
-def test_nothing_waits_where_the_channel_keeps_up_or_bytes_take_the_time(link):
+def test_nothing_waits_where_the_channel_keeps_up(link):
     assert enough(scatters(link=link), 640.0) == {}
 
 

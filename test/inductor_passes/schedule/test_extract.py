@@ -101,7 +101,7 @@ def test_a_launch_reads_until_its_wait():
     assert behind(extracted, "copy_") >= {"wait_tensor"}
 
 
-def test_no_launch_moves_behind_a_wait_that_it_preceded_beside_sends():
+def test_collective_stays_before_its_wait_beside_sends():
     from dynamo_dist.tracing import operators  # noqa: F401  (defines the operators)
 
     p2p = torch.ops.dynamo_dist

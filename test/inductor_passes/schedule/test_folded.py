@@ -72,7 +72,7 @@ def test_a_few_layers_are_left_and_they_are_a_problem():
     assert [node.name for node in few.nodes if node.kind == "output"] == ["output"]
 
 
-def test_every_node_costs_what_it_did_and_reads_what_its_like_does():
+def test_each_node_keeps_its_cost_and_reads_as_its_equal():
     whole, few = layered(20_000), folded(layered(20_000))
 
     def said(problem):
@@ -102,7 +102,7 @@ def test_layers_that_differ_are_not_equal():
     assert folded(dataclasses.replace(whole, nodes=tuple(nodes))) is None
 
 
-def test_an_input_that_is_a_view_stays_one_that_names_nothing_gone():
+def test_view_input_stays_and_names_no_freed_tensor():
     whole = layered(20_000)
     inputs = Node("base", "input", bytes=MIB), Node("part", "input", alias=0)
     shifted = [
@@ -128,7 +128,7 @@ def test_layers_are_left_out_from_the_middle():
     assert FEWEST_LAYERS < 12
 
 
-def test_the_whole_is_scheduled_few_times_and_as_well_as_by_a_search_on_it():
+def test_few_evaluations_schedule_as_well_as_a_whole_search():
     whole = layered(20_000)
     scheduled = []
     list_schedule = search.list_schedule

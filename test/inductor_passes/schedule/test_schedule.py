@@ -42,7 +42,7 @@ def test_gathers_hide_behind_products():
     assert [item.reason for item in record.exposed] != []
 
 
-def test_the_makespan_is_the_timelines_where_collectives_slow_compute_down():
+def test_makespan_equals_the_timelines_under_slowdown():
     cost = FixedCost(launch=8, mm=10)
     cost.compute_stretch = 1.5
     graph = trace(gathers, *GATHERS)

@@ -99,7 +99,7 @@ def test_a_search_ends_with_a_draft_that_none_can_beat():
     assert len(found(best)) < len(found(best - 1))
 
 
-def test_a_launch_is_hoisted_behind_what_blocks_its_channel_and_no_further():
+def test_hoist_stops_behind_what_blocks_the_channel():
     of = problem(
         node_input(),
         blocking(1.0, 0, group="a"),
@@ -111,7 +111,7 @@ def test_a_launch_is_hoisted_behind_what_blocks_its_channel_and_no_further():
     assert solve(of).makespan_us == optimum(of, 1 << 60)
 
 
-def test_a_launch_that_can_wait_does_not_keep_a_channel_from_blocking_compute():
+def test_deferrable_collective_yields_its_channel():
     of = problem(
         node_input(),
         blocking(1.0, 0, group="a"),
@@ -231,7 +231,7 @@ def test_an_empty_problem_and_one_without_collectives():
     assert solve(of).makespan_us == 3.0 == solve(of).bound_us
 
 
-def test_waits_that_depend_on_more_than_their_launch_are_kept_in_place():
+def test_wait_with_other_inputs_stays_in_place():
     # The second wait may not be passed in front of the compute that it is tied to.
     nodes = [node_input(), launch(0), wait(1), compute(4.0, 2), launch(0)]
     nodes.append(dataclasses.replace(wait(4), deps=(4, 3)))

@@ -56,7 +56,7 @@ class TestRules(TestCase):
         # The second wait is free: its launch was done before the first wait ended.
         self.assertEqual((run.blocked[2], run.blocked[3]), (60.0, 0.0))
 
-    def test_compute_beside_a_collective_is_stretched_as_long_as_it_lasts(self):
+    def test_collective_slows_compute_for_as_long_as_it_lasts(self):
         beside = dataclasses.replace(program(("a", 30), 20, 20, [0]), slowdown=2.0)
         run = execute(beside)
         # 15 of the first 20 are done when the channel is free: 30 us, then at full pace.

@@ -88,7 +88,7 @@ def test_few_layers_and_layers_unlike_each_other_are_left_alone():
     assert fold(graph).graph is graph
 
 
-def test_a_deep_graph_is_cut_through_all_layers_by_a_choice_on_few():
+def test_deep_graph_is_split_by_a_choice_on_few_layers():
     record = run_pass(SplitRegions(ByRows(), "auto"), traced(forward, 20))
     split = record.split
     assert split.layers_tried == FIRST + LAST < split.layers

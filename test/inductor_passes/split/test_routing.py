@@ -378,7 +378,7 @@ def test_what_needs_all_tokens_ends_the_region(in_parts, program, operator, reas
     assert not region.launches
 
 
-def test_launches_of_tokens_that_are_left_whole_leave_all_of_them_whole():
+def test_unsplit_token_exchange_leaves_its_layer_unsplit():
     with fake_group(RANKS):
         graph = trace(lambda x: back(t := on_the_way(x), t.came), [N, WIDTH])
         seed = graph.find_nodes(op="placeholder")[0]

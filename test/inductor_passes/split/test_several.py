@@ -66,7 +66,7 @@ def numbered(fn=two, shapes=SHAPES):
     return graph, stream
 
 
-def test_behind_what_ends_a_region_another_begins_in_as_many_parts_as_it_has():
+def test_next_region_has_as_many_chunks_as_the_one_before():
     graph, _ = numbered()
     record = run_pass(SplitRegions(ByRows()), graph)
     first, second = record.split.regions
@@ -93,7 +93,7 @@ def test_several_regions_compute_what_the_whole_graph_does():
         same(graph, cut, whole_numbers(SHAPES, most=2))
 
 
-def test_no_region_is_cut_that_makes_the_step_longer_than_those_before_it():
+def test_region_that_lengthens_the_step_is_not_split():
     class FarStart(ByRows):
         def link_us(self, launch, payload_bytes):
             small = sum(payload_bytes) < 80  # a part of the six rows
@@ -145,7 +145,7 @@ def test_ranks_follow_regions_in_unlike_parts():
     assert plan_of(other).text_for(stream) == plan.text_for(stream)
 
 
-def test_a_region_that_reads_what_another_has_in_parts_reads_it_whole():
+def test_region_reads_anothers_chunked_value_joined():
     """The backward reads in two parts what the forward has in four."""
 
     def step(x, a, tangents):
@@ -172,7 +172,7 @@ def joint(x, a, tangents):
     return y, (grad @ a) @ a
 
 
-def test_no_compute_of_the_backward_hides_a_launch_of_the_forward():
+def test_backward_compute_hides_no_collective_of_the_forward():
     def at_once(x, a, grad):
         return joint(x, a, grad)
 
@@ -230,7 +230,7 @@ def test_halves_of_a_joint_graph_are_cut_in_their_own_parts():
     assert kinds.count("max") == 1 and kinds.count("sum") == 2 * only.parts
 
 
-def test_values_inside_are_looked_at_in_the_order_of_the_graph_once_each():
+def test_inner_values_are_visited_once_in_graph_order():
     graph, _ = numbered()
     front = list(from_inputs(graph, 2))
     inside = list(from_inside(graph, 2, front))
@@ -250,7 +250,7 @@ def test_a_number_of_parts_holds_for_all_regions(parts):
     )
 
 
-def test_small_kernels_are_not_cut_where_launches_take_what_computes():
+def test_small_kernels_stay_unsplit_where_starts_take_the_cores():
     """Twice as many launches are no gain where each takes as much of the processor as a kernel."""
 
     def small(x, *weights):

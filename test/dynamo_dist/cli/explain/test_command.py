@@ -66,7 +66,7 @@ def test_text_page_and_trace_of_a_script_that_exits(cache, tmp_path):
     assert json.loads(trace.read_text())["traceEvents"]
 
 
-def test_a_script_that_is_killed_and_finds_its_graphs_in_the_cache(cache):
+def test_killed_script_finds_its_graphs_in_the_cache(cache):
     done = explain(cache, "--json", HERE / "script_alone.py", "crash")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert "computed" in done.stderr

@@ -77,7 +77,7 @@ def test_worlds_of_several_sizes_are_one(tmp_path):
     assert [(r.rank, r.world_size) for r in read(tmp_path)] == [(0, 4), (1, 4), (2, 4)]
 
 
-def test_a_process_that_never_said_who_it_is_has_the_launcher_s_rank(tmp_path):
+def test_process_without_a_group_has_the_launchers_rank(tmp_path):
     Journal(tmp_path).record(BREAK)
     (report,) = read(tmp_path, (3, 4))
     assert (report.rank, report.world_size) == (3, 4)

@@ -77,7 +77,7 @@ def test_we_end_by_the_signal_that_ended_the_script():
     assert (out, process.returncode) == (f"status {-signal.SIGTERM}\n", -signal.SIGTERM)
 
 
-def test_a_signal_after_the_script_s_end_does_not_stop_the_report():
+def test_signal_after_the_scripts_end_keeps_the_report():
     process = launcher("print('ready', flush=True)", tail="time.sleep(1); print('done')")
     assert process.stdout.readline() == "status 0\n"
     process.terminate()

@@ -85,7 +85,7 @@ def test_a_new_leaf_is_refused_with_a_fix(mesh, compiled):
     assert "distribute_tensor(x.detach(), mesh, ...)" in str(caught.value)
 
 
-def test_an_unusual_placement_from_one_rank_is_refused_with_a_fix(mesh, compiled):
+def test_unusual_placement_from_one_rank_is_refused(mesh, compiled):
     strided = dt.placement_types._StridedShard(0, split_factor=2)
     program, _ = compiled(lambda x: distribute_tensor(x, mesh, (Replicate(), strided)))
     with pytest.raises(torch._dynamo.exc.Unsupported) as caught:

@@ -65,7 +65,7 @@ def test_one_graph_serves_all_sizes(cls):
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_what_is_looked_up_in_sharded_rows_has_the_length_of_its_indices():
+def test_lookup_in_sharded_rows_has_the_length_of_its_indices():
     """Upstream takes the number of ranks for it, where it was compiled for that."""
     with fake_mesh(8) as mesh:
         weight = distribute_tensor(torch.ones(32, 4), mesh, [Shard(0)], src_data_rank=None)
@@ -81,7 +81,7 @@ def test_what_is_looked_up_in_sharded_rows_has_the_length_of_its_indices():
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_heads_stay_sharded_where_a_view_joins_them_with_the_batch(requires_grad):
+def test_heads_stay_sharded_in_a_view_with_the_batch(requires_grad):
     """As attention by matrix products does: heads lie in the joined dimension once for each
     batch.
     """

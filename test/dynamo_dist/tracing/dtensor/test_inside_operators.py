@@ -68,7 +68,7 @@ def test_the_gradient_of_an_image(mesh):
     torch.testing.assert_close(*found)
 
 
-def test_a_plain_tensor_that_was_given_is_refused_as_in_eager_mode(mesh):
+def test_plain_tensor_is_refused_as_in_eager_mode(mesh):
     x = placed(mesh, IMAGE)
     with pytest.raises(Exception, match="mixed"):
         torch.compile(lambda x, y: x + y, backend="aot_eager")(x, IMAGE)

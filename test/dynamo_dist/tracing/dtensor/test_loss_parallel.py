@@ -78,7 +78,7 @@ def test_the_context_ends_where_it_ends(row, compiled):
     assert expected[0].placements != expected[1].placements
 
 
-def test_a_context_around_the_compiled_function_is_left_as_it_was(row):
+def test_context_around_a_compiled_function_is_unchanged(row):
     y = torch.zeros(16, dtype=torch.long)
 
     def program(d, y):

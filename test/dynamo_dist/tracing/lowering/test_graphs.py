@@ -52,7 +52,7 @@ mm
 copy_""",
         )
 
-    def test_a_work_that_nobody_waits_for_ends_with_the_graph_and_a_warning(self):
+    def test_unwaited_work_ends_with_the_graph_and_warns(self):
         def program(x, w):
             dist.all_reduce(x, async_op=True)
             return w @ w

@@ -77,9 +77,7 @@ class LateTotal(Total):
 
 @pytest.mark.parametrize("function", [Total, LateTotal])
 @pytest.mark.parametrize("tensors", [1, 2, 3])
-def test_a_function_without_gradients_gets_its_context_and_only_that(
-    enabled, mesh, function, tensors
-):
+def test_function_without_gradients_gets_its_context_only(enabled, mesh, function, tensors):
     group = mesh.get_group("tp")
     x = torch.ones(3)
     step = torch.compile(

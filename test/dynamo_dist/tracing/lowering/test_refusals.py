@@ -53,7 +53,7 @@ def test_objects_break_the_graph_with_a_fix(mesh, enabled):
     assert "pass the objects in" in str(caught.value)
 
 
-def test_recv_from_anyone_breaks_because_its_result_is_the_sender(mesh, enabled):
+def test_recv_from_anyone_breaks_as_it_returns_the_sender(mesh, enabled):
     with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
         torch.compile(lambda x: dist.recv(x), backend="eager", fullgraph=True)(torch.ones(3))
     assert caught.value.gb_type == "Receive from any rank that returns the sender"

@@ -85,7 +85,7 @@ def test_a_model_that_is_sharded_after_its_compile_is_one_graph(how):
     assert len(graphs) == 1
 
 
-def test_blocks_compiled_before_they_are_sharded_stay_compiled_below_an_eager_root():
+def test_blocks_compiled_before_sharding_stay_compiled():
     with fake_mesh(4) as mesh:
         model = nn.Sequential(Block(), Block())
         for block in model:

@@ -140,7 +140,7 @@ def test_a_parameter_sharded_on_its_second_dimension(mesh):
     assert model.weight.grad.placements == (Shard(1),)
 
 
-def test_a_function_that_calls_the_model_and_reads_parameters_outside(mesh):
+def test_function_calls_the_model_and_reads_its_parameters(mesh):
     model = sharded(Model(), mesh["tp"])
 
     def program(x):
@@ -193,7 +193,7 @@ def test_a_break_inside_runs_the_whole_forward_in_eager_mode(mesh):
     assert all(isinstance(p.grad, DTensor) for p in model.parameters())
 
 
-def test_a_compiled_block_under_an_eager_root_is_left_to_the_root(mesh):
+def test_compiled_block_under_an_eager_root_obeys_the_root(mesh):
     model, graphs = Model(), Graphs()
     for block in model.blocks:
         block.compile(backend=graphs)
@@ -238,7 +238,7 @@ def test_all_parameters_of_a_module_read_at_once(mesh):
     assert graphs.counts[0] == {"all_gather_into_tensor": 2}
 
 
-def test_local_tensors_that_a_forward_puts_in_place_of_its_parameters(mesh):
+def test_forward_replaces_its_parameters_by_local_tensors(mesh):
     class Local(nn.Linear):
         def forward(self, x):
             before = dict(self.named_parameters(recurse=False))

@@ -188,7 +188,7 @@ def test_a_mesh_of_a_destroyed_world_is_not_used():
     assert MEMORY.mesh("cpu", torch.arange(8).view(shape), names) is again
 
 
-def test_a_mesh_is_made_where_the_groups_of_an_equal_one_are_gone():
+def test_mesh_is_made_where_an_equal_ones_groups_are_gone():
     init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)

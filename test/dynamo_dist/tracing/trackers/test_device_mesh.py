@@ -134,7 +134,7 @@ def test_a_mesh_leaves_the_function_as_it_is(mesh, compiled):
     assert group is mesh.get_group(0)
 
 
-def test_a_slice_of_a_mesh_in_a_graph_is_an_operator_that_inductor_takes(mesh):
+def test_mesh_slice_in_a_graph_lowers_through_inductor(mesh):
     targets = []
 
     def show(graph, inputs):

@@ -106,7 +106,7 @@ def test_another_placement_recompiles_and_an_equal_one_does_not(compiled, ask):
     assert len(compiles) == 2
 
 
-def test_placements_of_an_intermediate_dtensor_leave_as_themselves(mesh, compiled):
+def test_placements_of_an_inner_dtensor_are_returned(mesh, compiled):
     tensor = DTensor.from_local(torch.ones(2, 4), mesh["tp"], [Shard(0)], run_check=False)
     run, _ = compiled(lambda d: (d * 2, d.sum(0).placements, (d * 2).placements[0]))
     _, summed, doubled = run(tensor)
@@ -123,7 +123,7 @@ def test_they_leave_as_themselves_from_an_aot_graph_too(mesh):
     assert type(placement) is Partial
 
 
-def test_another_split_factor_recompiles_and_an_equal_one_does_not(compiled):
+def test_other_split_factor_recompiles_and_an_equal_one_does_not(compiled):
     run, compiles = compiled(lambda x, p: x + p.split_factor)
     for factor in (2, 3, 2, 3):
         assert run(torch.zeros(1), _StridedShard(0, split_factor=factor)).item() == factor

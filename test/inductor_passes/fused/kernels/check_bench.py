@@ -110,7 +110,7 @@ def test_products_beside_a_link():
     assert not gpu_fused.wrong_numbers({"product": found})
 
 
-def test_a_link_that_forgets_a_flag_is_a_wrong_number_or_an_error(monkeypatch):
+def test_lost_flag_is_a_wrong_number_or_an_error(monkeypatch):
     case = gpu_products.GatherCase(256, 32, 32, TILES)
     assert case.error(1.0) < 1e-5
     case.link.order[3] = case.link.order[2]  # one chunk is never sent
@@ -130,7 +130,7 @@ def test_sums_and_norms(monkeypatch, two_shot):
     assert "largest error is inf" in gpu_fused.wrong_numbers({"norm": found})[0]
 
 
-def test_targets_take_the_worst_figure_and_miss_what_is_not_there():
+def test_targets_take_the_worst_figure_and_miss_absent_ones():
     def product(fused, taken):
         link = {"taken": taken, "fused_over_longer": fused, "hidden_share": 0.9}
         return {"links": [link]}

@@ -216,7 +216,7 @@ def test_a_sum_in_the_wrong_order_fails_the_gate(early, synchronised, stored_fir
     assert [problem in text for text in found] == [True] * bool(problem), found
 
 
-def test_machine_code_that_reads_early_is_seen_where_ttgir_is_right():
+def test_early_read_in_machine_code_is_seen_where_ttgir_is_right():
     ttgir = """
     %p = tt.int_to_ptr %base : i64 -> !tt.ptr<bf16>
     %seen = tt.atomic_rmw add, acquire, sys, %flag, %zero, %true

@@ -187,7 +187,7 @@ def symmetric(monkeypatch):
     spaces.release()
 
 
-def test_a_workspace_grows_and_keeps_what_a_graph_may_have_recorded(symmetric, monkeypatch):
+def test_workspace_grows_and_keeps_recorded_memory(symmetric, monkeypatch):
     first = spaces.find_workspace("all_reduce", t(4), "0", 1000)
     assert spaces.find_workspace("all_reduce", t(4), "0", 1024) is first
     second = spaces.find_workspace("all_reduce", t(4), "0", 1025)
@@ -209,7 +209,7 @@ def test_a_workspace_grows_and_keeps_what_a_graph_may_have_recorded(symmetric, m
     assert len(symmetric) == 2
 
 
-def test_a_new_group_of_the_same_name_gets_a_workspace_of_its_own(symmetric):
+def test_new_group_of_the_same_name_gets_its_workspace(symmetric):
     import torch.distributed as dist
 
     old = dist.group.WORLD  # somebody keeps it
@@ -266,7 +266,7 @@ def test_calls_on_several_streams_come_one_after_the_other(monkeypatch):
     assert graph.waited_for == first.waited_for == []
 
 
-def test_symmetric_memory_is_made_apart_from_what_a_graph_records(monkeypatch):
+def test_symmetric_memory_is_made_outside_graph_capture(monkeypatch):
     def allocate(nbytes, group_name, place):
         return [threading.current_thread()], nbytes, group_name
 
