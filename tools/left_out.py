@@ -52,6 +52,11 @@ class Kind:
     asked_by: str
     about: str
 
+    @property
+    def name(self) -> str:
+        """One maker may be asked by several modules."""
+        return f"{self.made_by} for {self.asked_by.removeprefix('dynamo_dist.')}"
+
 
 def main(argv: list[str] | None = None) -> int:
     """Leave out what is asked for; returns the exit status."""
@@ -65,15 +70,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write what was found")
     options = parser.parse_args(argv)
 
-    chosen = [kind for kind in _kinds() if re.search(options.only, f"{kind.made_by} {kind.about}")]
+    chosen = [kind for kind in _kinds() if re.search(options.only, f"{kind.name} {kind.about}")]
     failing: dict[str, str] = {}
     for kind, answer in run(
         chosen, _set_up, (options.files,), options.jobs, options.seconds, lives=1
     ):
         found = answer if isinstance(answer, dict) else {"test": NO_ANSWER[answer], "seconds": 0}
-        failing[kind.made_by] = found["test"]
-        said = found["test"] or "NO TEST"
-        print(f"{len(failing)} of {len(chosen)}: {said} fails without {kind.made_by}", flush=True)
+        failing[kind.name] = found["test"]
+        test = found["test"] or "NO TEST"
+        print(f"{len(failing)} of {len(chosen)}: {test} fails without {kind.name}", flush=True)
         if options.write:
             content = {"torch": torch.__version__, "failing": failing}
             options.write.write_text(json.dumps(content, indent=1) + "\n")
