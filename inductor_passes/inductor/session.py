@@ -125,7 +125,7 @@ class CompileSession:
         self.lowering: SharedLowering | None = None  # the graph that is lowered, likewise
         self.made_by = "AOTAutograd's cache"  # or whoever made code that no pass ran for
         self.pending: recorder.Pending | None = None  # records of the graph that is lowered
-        self._backward_errors: list[str] = []
+        self._backward_failed = False
 
     def __deepcopy__(self, memo: object) -> CompileSession:
         """A copy of Inductor's configuration, in which the passes stand, is of the same compile."""
@@ -139,9 +139,8 @@ class CompileSession:
         """Compile the graph. A backward graph is lowered here too where ranks agree, else when
         it is first needed.
         """
-        with in_work(self), caches.keyed_by_rank(), self._equal_launches():
-            make = self._with_backward if self._lowers_backward() else self._traced
-            compiled = make(gm, inputs)
+        with in_work(self), caches.keyed_by_rank(), self._equal_launches(), self._backward_too():
+            compiled = self._traced(gm, inputs)
         if self.job is not None and self.agrees:
             dynamo.guard_frame(self.job.still_holds())
         self.publish()
@@ -151,29 +150,16 @@ class CompileSession:
     def _equal_launches(self) -> contextlib.AbstractContextManager[None]:
         return equal_launches_stay() if self.agrees else contextlib.nullcontext()
 
-    def _lowers_backward(self) -> bool:
-        """Return whether a backward graph is lowered together with its forward one.
+    def _backward_too(self) -> contextlib.AbstractContextManager[None]:
+        """Lower a backward graph together with its forward one, where ranks agree.
 
         Upstream does so for symbolic sizes alone, and ranks differ in these. A rank that waits for
         agreement on a backward graph would otherwise wait for peers that reach theirs only after
-        launches of the forward one.
+        launches of the forward one. One that fails may never be needed: it is lowered again then.
         """
-        return self.agrees and not dynamo.compiles_autograd()
-
-    def _with_backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
-        try:
-            with aot.backward_at_once():
-                return self._traced(gm, inputs)
-        except Exception as error:
-            if not self._backward_errors or isinstance(error, RanksDifferError):
-                raise
-            log.warning(
-                "The backward graph will not compile where it is needed: %s",
-                self._backward_errors[0],
-            )
-            # The forward graph comes again too, as a rule from Inductor's cache: AOTAutograd raises
-            # what a backward compile raises that was forced, and keeps nothing of the compile.
-            return self._traced(gm, inputs)
+        if self.agrees and not dynamo.compiles_autograd():
+            return aot.backward_at_once(lambda: self._backward_failed)
+        return contextlib.nullcontext()
 
     def _traced(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
         """AOTAutograd's part, in the order of launches that ranks agree on."""
@@ -214,8 +200,10 @@ class CompileSession:
             ):
                 code = self.agreed(lambda: self._lower_or_load(gm, inputs, how, rank_free))
         except Exception as error:
-            if how.get("is_backward"):
-                self._backward_errors.append(str(error))
+            # Ranks that differ are an error at once: the forward graph would launch without them.
+            self._backward_failed = bool(how.get("is_backward")) and not isinstance(
+                error, RanksDifferError
+            )
             raise
         finally:
             fresh, self.pending = self.pending, before

@@ -116,11 +116,25 @@ def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) ->
         run_post_grad(gm, inputs, is_inference)
 
 
+class _Wanted:
+    """A setting of AOTAutograd's that is read when it is needed, and True in keys of caches."""
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        self._is_wanted = is_wanted
+
+    def __bool__(self) -> bool:
+        return self._is_wanted()
+
+    def __reduce__(self) -> tuple[Callable[[object], bool], tuple[bool]]:
+        return bool, (True,)
+
+
 @contextlib.contextmanager
-def backward_at_once() -> Iterator[None]:
+def backward_at_once(unless_failed: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Compile backward graphs with their forward ones, not when they are first needed.
 
-    ``force_non_lazy_backward_lowering`` was seen in 2.11 to 2.15.
+    A compile that failed, of which ``unless_failed`` then says so, is tried again when it is
+    needed, and is no error before. ``force_non_lazy_backward_lowering`` was seen in 2.11 to 2.15.
     """
     # AOTAutograd leaves a backward graph with symbolic sizes uncompiled until its first call. Its
     # caller may be past launches of the forward graph by then, for which peers still wait.
@@ -128,7 +142,9 @@ def backward_at_once() -> Iterator[None]:
     if not hasattr(functorch_config, name):
         yield
         return
-    with functorch_config.patch({name: True}):
+    # It is read before a backward graph's compile, and where that raises read again: true there
+    # means raise, and false means leave the graph for later.
+    with functorch_config.patch({name: _Wanted(lambda: not unless_failed())}):
         yield
 
 

@@ -53,9 +53,9 @@ def test_failed_backward_compiles_again_when_needed(phases, caplog):
     x = torch.randn(4, 4, requires_grad=True)
     with caches.no_compile_caches():
         y = torch.compile(lambda x: x.sin() * 2, backend=session.compile_with_passes)(x)
-        assert phases == ["forward", "backward", "forward"] and "not this one" in caplog.text
+        assert phases == ["forward", "backward"] and "not this one" in caplog.text
         y.sum().backward()
-    assert phases == ["forward", "backward", "forward", "backward"]
+    assert phases == ["forward", "backward", "backward"]
     assert torch.allclose(x.grad, 2 * x.cos())
 
 
