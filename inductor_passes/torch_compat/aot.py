@@ -117,13 +117,18 @@ def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) ->
 
 
 class _Wanted:
-    """A setting of AOTAutograd's that is read when it is needed, and True in keys of caches."""
+    """A setting of AOTAutograd's that is decided when it is read. In keys of caches and in
+    configuration that is written down it is True.
+    """
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
         self._is_wanted = is_wanted
 
     def __bool__(self) -> bool:
         return self._is_wanted()
+
+    def __repr__(self) -> str:
+        return "True"
 
     def __reduce__(self) -> tuple[Callable[[object], bool], tuple[bool]]:
         return bool, (True,)
