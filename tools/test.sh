@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks: fast tests, slow ones without sweeps, ruff, mypy. Arguments go to pytest; --setup-only makes the environment and ends.
+# All checks: fast tests, slow ones without sweeps, ruff, mypy, codespell. Arguments go to pytest; --setup-only makes the environment and ends.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/env.sh
@@ -48,6 +48,7 @@ step "slow tests" tests slow "slow and not sweep" --no-loadscope-reorder "$@"
 step "ruff check" ruff check .
 step "ruff format" ruff format --check .
 step "mypy" mypy
+step "codespell" codespell
 
 printf '\n'
 printf '%s\n' "${summaries[@]}"
