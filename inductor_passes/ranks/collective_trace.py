@@ -5,6 +5,19 @@ Inductor's caches bring compiled code without calling a pass, but count again wh
 it was compiled. So the trace and the plan of a graph are the name of such a count: they cannot be
 lost apart from the code.
 
+A counter is an odd place for data, but every other one asks more of torch (looked at in 2.13 and
+2.14):
+
+- An attribute of the ``CompiledFxGraph``. Inductor pickles its entry before ``compile_fx_inner``
+  returns, so what is set then is lost, except in bundled entries of AOTAutograd's cache. To set it
+  in time takes a patch of ``FxGraphCache._save_graph``; to read it where AOTAutograd's cache hits,
+  which returns a closure, one of ``cache_hit_post_compile``.
+- An object that unpickling calls back. Torch unpickles all entries of a key until the guards of one
+  hold; those that it rejects would call too.
+- A file by the entry's key. The key of a hit in AOTAutograd's bundled cache is its own, Inductor's
+  remote cache knows no file of ours, and ``save_cache_artifacts`` takes only registered types.
+- Another field of the entry. Of all that it holds, a pass can write the counters alone.
+
 Sizes are left out of what identifies a trace, because a rank's batch is its own; so are names of
 groups, numbers of graphs and names of files. A launch is known by what it does, on which of the
 trace's groups, and by the functions and lines of the program that lead to it.
