@@ -22,7 +22,7 @@ CORE_PASSES: tuple[type[GraphPass], ...] = (*REWRITES, ScheduleGraph)
 # Features of this package: plugins like any other, each in a folder that can be deleted. They are
 # listed here and not in setup.cfg, so that a checkout on PYTHONPATH has them too.
 FEATURES = (
-    EntryPoint("split", "inductor_passes.split.feature:register", PLUGIN_GROUP),
+    EntryPoint("split", "inductor_passes.split.split_pass:register", PLUGIN_GROUP),
     EntryPoint("fused", "inductor_passes.fused.feature:register", PLUGIN_GROUP),
 )
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, group_size
 from inductor_passes.graph.edit import aten
-from inductor_passes.split.rules import counting, routed, runs
+from inductor_passes.split.rules import counting, routed
 from inductor_passes.split.rules.counting import keys_of, sizes_in_order
 from inductor_passes.split.rules.routed import agreed, layout_of_result, rows_layout, sliced
 from inductor_passes.split.rules.rows import (
@@ -312,7 +312,7 @@ RULES: dict[object, Rule] = {
 }
 
 
-_ROW_RULES: dict[object, Rule] = {**routed.RULES, **RULES, **runs.RULES}
+_ROW_RULES: dict[object, Rule] = {**routed.RULES, **RULES, **routed.RULES_OF_RUNS}
 SORTS = (aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable)
 
 
