@@ -25,6 +25,7 @@ trace's groups, and by the functions and lines of the program that lead to it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -53,10 +54,10 @@ from inductor_passes.graph.collectives import (
     reduce_op,
 )
 from inductor_passes.graph.printing import frames_of, user_line
-from inductor_passes.records import ONE_SIDED, OWN_SHARES
+from inductor_passes.records import ONE_SIDED, OWN_SHARES, restored
 from inductor_passes.torch_compat import c10d, caches, dynamo
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,23 +201,8 @@ class CollectiveTrace:
             yield from ((launch, at) for at, step in enumerate(steps) if _holds(root, *step))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "version": VERSION,
-            "groups": [[g.name, list(g.ranks)] for g in self.groups],
-            "launches": [
-                [x.what, x.group, list(x.path), x.payload_bytes, x.line, list(x.files)]
-                for x in self.launches
-            ],
-            "backward": self.backward,
-            "partial": self.partial,
-            "root": self.root,
-            "graph": self.graph,
-            "options": self.options,
-            "behind_python": self.behind_python,
-            "is_joint": self.is_joint,
-            "joint": self.joint,
-        }
+        """Plain JSON types, without what no other rank knows."""
+        return {"version": VERSION, **dataclasses.asdict(replace(self, callers=None))}
 
     @classmethod
     def from_json(cls, data: Any) -> CollectiveTrace:
@@ -224,32 +210,23 @@ class CollectiveTrace:
         try:
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']!r}")
-            return cls(
-                tuple(
-                    Group(str(name), tuple(int(r) for r in ranks)) for name, ranks in data["groups"]
-                ),
-                tuple(
-                    Launch(
-                        str(what),
-                        int(group),
-                        tuple(str(frame) for frame in path),
-                        None if payload is None else int(payload),
-                        str(line),
-                        tuple(str(file) for file in files),
-                    )
-                    for what, group, path, payload, line, files in data["launches"]
-                ),
-                bool(data["backward"]),
-                bool(data["partial"]),
-                str(data["root"]),
-                str(data["graph"]),
-                str(data["options"]),
-                bool(data["behind_python"]),
-                bool(data["is_joint"]),
-                str(data["joint"]),
-            )
+            found: CollectiveTrace = restored(cls, data)
+            return found
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"no trace of launches: {error}") from error
+
+
+def packed(values: list[Any]) -> str:
+    """JSON as a short text."""
+    return urlsafe_b64encode(zlib.compress(json.dumps(values).encode())).decode()
+
+
+def unpacked(text: str) -> Any:
+    """Inverse of ``packed``. Raises ValueError for anything else."""
+    try:
+        return json.loads(zlib.decompress(urlsafe_b64decode(text)))
+    except (zlib.error, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def shares_launch(one: CollectiveTrace, other: CollectiveTrace) -> bool:
@@ -550,9 +527,7 @@ class Carried:
 def count(trace: CollectiveTrace, plan: str) -> None:
     """Let the code that is being made carry these."""
     groups = tuple(Group(c10d.common_name(g.name), g.ranks) for g in trace.groups)
-    data = json.dumps([VERSION, replace(trace, groups=groups).to_json(), plan])
-    name = PREFIX + urlsafe_b64encode(zlib.compress(data.encode())).decode()
-    caches.counters()[name] += 1
+    caches.counters()[PREFIX + packed([replace(trace, groups=groups).to_json(), plan])] += 1
 
 
 class Counts:
@@ -580,12 +555,9 @@ def _now() -> dict[str, int]:
 
 def _read(name: str) -> Carried | None:
     try:
-        packed = urlsafe_b64decode(name.removeprefix(PREFIX))
-        version, trace, plan = json.loads(zlib.decompress(packed))
-        if version != VERSION:
-            raise ValueError(f"version {version!r}")
+        trace, plan = unpacked(name.removeprefix(PREFIX))
         return Carried(_with_own_groups(CollectiveTrace.from_json(trace)), str(plan))
-    except (ValueError, TypeError, zlib.error, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         log.warning("What a compiled graph from the cache launches cannot be read: %s", error)
         return None
 

@@ -27,8 +27,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -43,8 +41,10 @@ from inductor_passes.ranks.collective_trace import (
     Launch,
     LaunchPlan,
     first_difference,
+    packed,
     plan_of,
     shares_launch,
+    unpacked,
 )
 from inductor_passes.ranks.coordination import (
     Await,
@@ -188,15 +188,14 @@ class _Proposal:
     plan: str
 
     def pack(self) -> str:
-        text = json.dumps([self.rank, self.trace.to_json(), self.plan])
-        return b64encode(zlib.compress(text.encode())).decode()
+        return packed([self.rank, self.trace.to_json(), self.plan])
 
     @classmethod
-    def unpack(cls, packed: str) -> _Proposal:
+    def unpack(cls, text: str) -> _Proposal:
         try:
-            rank, trace, plan = json.loads(zlib.decompress(b64decode(packed)))
+            rank, trace, plan = unpacked(text)
             return cls(int(rank), CollectiveTrace.from_json(trace), str(plan))
-        except (ValueError, TypeError, zlib.error, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise CoordinationError(f"a trace in the store cannot be read: {error}") from error
 
 
@@ -282,8 +281,7 @@ class OrderAgreement:
         if _is_decided(decision, [self.me]):
             return (yield from self._outcome(decision))
         proposal = _Proposal(self.me, self.trace, plan)
-        packed = yield from propose(f"proposal/{self.key}", proposal.pack())
-        first = _Proposal.unpack(packed)
+        first = _Proposal.unpack((yield from propose(f"proposal/{self.key}", proposal.pack())))
         if message := _mismatch(self.trace, self.me, first.trace, first.rank):
             return (yield from self._end("ranks differ", message))
         for group in self.watched:
