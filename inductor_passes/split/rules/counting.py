@@ -59,7 +59,7 @@ _SAME = (
 
 def keys_of(node: fx.Node) -> fx.Node:
     """Return the value that holds the keys first, before views and casts."""
-    while node.target in _SAME or _takes_all(node):
+    while node.target in _SAME or takes_all(node):
         source = node.args[0]
         made, given = tensor(node), tensor(source)
         # A cast that rounds could make two keys equal: behind it they are other keys.
@@ -72,7 +72,7 @@ def keys_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def _takes_all(node: fx.Node) -> bool:
+def takes_all(node: fx.Node) -> bool:
     """Return whether a slice takes everything."""
     if node.target is not aten.slice.Tensor:
         return False
@@ -351,13 +351,12 @@ def condition(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     size, other = node.args
     layout = layouts.get(size) if isinstance(size, fx.Node) else None
     checks = all(user.target is aten._assert_scalar.default for user in node.users)
-    if checks and isinstance(other, fx.Node) and isinstance(layout, Addends):
-        return _both(node, layout, layouts)
-    if not checks or not isinstance(size, fx.Node) or not isinstance(layout, Addends):
+    if not checks or not isinstance(layout, Addends):
         raise EndsError("it compares the sum over all parts")
-    if not isinstance(other, int):
-        raise EndsError("it compares the sum over all parts")
-    if layout.counts is None and layout.total is None:
+    assert isinstance(size, fx.Node)
+    if isinstance(other, fx.Node):
+        return _both(node, size, other, layouts)
+    if not isinstance(other, int) or (layout.counts is None and layout.total is None):
         raise EndsError("it compares the sum over all parts")
     args: tuple[Any, ...] = node.args
     if node.target is operator.eq:
@@ -369,14 +368,12 @@ def condition(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     return InParts(Condition(), {size: layout}, args)
 
 
-def _both(node: fx.Node, layout: Addends, layouts: Layouts) -> InParts:
+def _both(node: fx.Node, size: fx.Node, other: fx.Node, layouts: Layouts) -> InParts:
     """Check for each part that two sizes are one number of rows, or that one counts some of
     those of the other.
     """
-    size, other = node.args
-    assert isinstance(size, fx.Node) and isinstance(other, fx.Node)
-    their = layouts.get(other)
-    if isinstance(their, Addends):
+    layout, their = layouts.get(size), layouts.get(other)
+    if isinstance(layout, Addends) and isinstance(their, Addends):
         same = layout.total is not None and layout.total == their.total
         few, all_ = (their, layout) if node.target is operator.ge else (layout, their)
         some = few.counts is not None and count_of(few.counts.rows) == all_.total

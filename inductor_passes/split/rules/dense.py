@@ -22,7 +22,9 @@ from inductor_passes.split.rules.rule import (
     is_broadcast,
     is_tensor,
     keeps_apart,
+    of_each_result,
     shape_of,
+    shared_cut,
 )
 
 # Elementwise, though torch does not tag them so.
@@ -53,15 +55,12 @@ def elementwise(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) ->
     reads its own.
     """
     rank = len(shape_of(node))
-    cuts = {
+    # Split twice, by rows and by columns, it would be parts x parts chunks.
+    cut = shared_cut(
         layout.moved(rank - len(shape_of(source)))
         for source, layout in layouts.items()
         if isinstance(layout, Cut)
-    }
-    # Split twice, by rows and by columns, it would be parts x parts chunks.
-    if len(cuts) != 1:
-        raise EndsError("its inputs lie in unlike parts")
-    (cut,) = cuts
+    )
     reads = {}
     for source in filter(is_tensor, node.all_input_nodes):
         shape = shape_of(source)
@@ -167,21 +166,14 @@ def reduce(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
             raise EndsError("a mean of unequal parts is none of theirs")
         return InParts(SUM, {source: cut}, plus=PLUS[node.target], mean=mean)
     gone = 0 if argument(node, "keepdim") else sum(dim < cut.dim for dim in set(dims))
-    several = node.meta.get("val")
-    made = cut.moved(-gone)
-    return InParts(
-        (made,) * len(several) if isinstance(several, (list, tuple)) else made, {source: cut}
-    )
+    return InParts(of_each_result(node, cut.moved(-gone)), {source: cut})
 
 
 def along(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Sort, pick or accumulate along one dimension, in which the parts do not lie; shapes stay."""
     source, cut = cut_of(node, layouts)
     keeps_apart(cut, dims_of(node, len(shape_of(source)), default=-1))
-    several = node.meta.get("val")
-    return InParts(
-        (cut,) * len(several) if isinstance(several, (list, tuple)) else cut, {source: cut}
-    )
+    return InParts(of_each_result(node, cut), {source: cut})
 
 
 def softmax(node: fx.Node, layouts: Layouts, parts: int) -> InParts:

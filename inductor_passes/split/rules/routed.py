@@ -18,7 +18,7 @@ from torch import fx
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten, prims
 from inductor_passes.split.rules import dense
-from inductor_passes.split.rules.counting import sizes_in_order
+from inductor_passes.split.rules.counting import sizes_in_order, takes_all
 from inductor_passes.split.rules.dense import PLUS, is_elementwise
 from inductor_passes.split.rules.rows import (
     Addends,
@@ -31,6 +31,7 @@ from inductor_passes.split.rules.rows import (
     count_of,
 )
 from inductor_passes.split.rules.rule import (
+    NO_ROWS,
     SUM,
     Cut,
     EndsError,
@@ -40,10 +41,11 @@ from inductor_passes.split.rules.rule import (
     dims_of,
     extents,
     filled_with,
+    of_each_result,
     smaller,
     source_of,
 )
-from inductor_passes.split.rules.views import order_of, reshaped
+from inductor_passes.split.rules.views import permute, reshaped, squeeze, unsqueeze
 
 Layouts = Mapping[fx.Node, Layout]
 _FILLED_LIKE = (aten.full_like.default, aten.zeros_like.default, aten.ones_like.default)
@@ -57,12 +59,18 @@ _SAME = (
 UNLIKE = "its inputs have rows in unlike orders"
 
 
+def rows_of_source(node: fx.Node, layouts: Layouts) -> tuple[fx.Node, Routed]:
+    """Return the first argument, and its rows."""
+    source = source_of(node)
+    return source, rows_layout(source, layouts.get(source))
+
+
 def rows_layout(node: fx.Node, layout: object) -> Routed:
     """Return a layout as one of rows; those of a ``Cut`` are in the order of the whole."""
     if isinstance(layout, Cut):
         return Routed(layout.dim, Base(extents(node)[layout.dim], layout.outer))
     if not isinstance(layout, Routed):
-        raise EndsError("it takes a count, or several values, for rows")
+        raise EndsError(NO_ROWS)
     return layout
 
 
@@ -243,65 +251,33 @@ def _sized(node: fx.Node, sizes: object, layouts: Layouts) -> tuple[int, Routed,
     return dim, Routed(dim, Alike(layout.total), by=layout.keys), size
 
 
-def permute_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
-    """Follow the rows to their new place."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
-    order = order_of(node, len(extents(source)))
-    return InParts(layout.at(order.index(layout.dim)), {source: layouts[source]})
-
-
-def unsqueeze_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
-    """Count the dimension that is put in front."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
-    (at,) = dims_of(node, len(extents(source)) + 1)
-    return InParts(layout.moved(at <= layout.dim), {source: layouts[source]})
-
-
-def squeeze_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
-    """Count the dimensions that go."""
-    source = source_of(node)
-    layout, shape = rows_layout(source, layouts.get(source)), extents(source)
-    gone = {dim for dim in dims_of(node, len(shape)) if shape[dim] == 1}
-    made = layout.moved(-sum(dim < layout.dim for dim in gone))
-    return InParts(made, {source: layouts[source]})
-
-
-def _apart(node: fx.Node, layout: Routed, dims: list[int]) -> None:
+def _apart(layout: Routed, dims: list[int]) -> None:
     if layout.dim in dims:
         raise EndsError("it mixes rows, and those of other parts belong to them")
 
 
 def piece_of_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Take a piece along another dimension, or all of the rows."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
+    source, layout = rows_of_source(node, layouts)
     (at,) = dims_of(node, len(extents(source)), default=0)
-    start, end, step = (argument(node, name) for name in ("start", "end", "step"))
-    is_all = node.target is aten.slice.Tensor and start in (None, 0) and step in (None, 1)
-    if not is_all or not (end is None or (isinstance(end, int) and end >= 2**62)):
-        _apart(node, layout, [at])
+    if not takes_all(node):
+        _apart(layout, [at])
     less = node.target is aten.select.int and at < layout.dim
     return InParts(layout.moved(-less), {source: layouts[source]})
 
 
 def along_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Work along another dimension: sort, pick, accumulate or normalize there."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
+    source, layout = rows_of_source(node, layouts)
     if layout.points is not None or len(layouts) > 1:
         raise EndsError("it computes with places of rows, or with other values")
-    _apart(node, layout, dims_of(node, len(extents(source)), default=-1))
-    several = node.meta.get("val")
-    made = (layout,) * len(several) if isinstance(several, (list, tuple)) else layout
-    return InParts(made, {source: layouts[source]})
+    _apart(layout, dims_of(node, len(extents(source)), default=-1))
+    return InParts(of_each_result(node, layout), {source: layouts[source]})
 
 
 def reduce_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimensions that go; over rows, a sum is that of the sums of parts."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
+    source, layout = rows_of_source(node, layouts)
     if layout.points is not None:
         raise EndsError("it computes with places of rows")
     rank = len(extents(source))
@@ -309,10 +285,7 @@ def reduce_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     reads: dict[fx.Node, Layout] = {source: layouts[source]}
     if layout.dim not in dims:
         gone = 0 if argument(node, "keepdim") else sum(dim < layout.dim for dim in set(dims))
-        several, made = node.meta.get("val"), layout.moved(-gone)
-        return InParts(
-            (made,) * len(several) if isinstance(several, (list, tuple)) else made, reads
-        )
+        return InParts(of_each_result(node, layout.moved(-gone)), reads)
     # A chunk may have got no rows at all from the router: the largest of nothing has no value.
     if node.target not in _OF_NONE:
         raise EndsError("it reduces over rows, of which a part may have none, and is no sum")
@@ -387,9 +360,9 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys(
         (aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshape_rows
     ),
-    **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), permute_rows),
-    aten.unsqueeze.default: unsqueeze_rows,
-    **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), squeeze_rows),
+    **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), permute),
+    aten.unsqueeze.default: unsqueeze,
+    **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), squeeze),
     aten.expand.default: expand_rows,
     **dict.fromkeys((aten.full.default, aten.zeros.default, aten.ones.default), filled),
     **dict.fromkeys(
@@ -429,8 +402,8 @@ def taken_apart(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Cut rows into runs of keys, of as many rows as are counted; or cut along another
     dimension.
     """
-    source, sizes = source_of(node), node.args[1]
-    layout = rows_layout(source, layouts[source])
+    sizes = node.args[1]
+    source, layout = rows_of_source(node, layouts)
     (at,) = dims_of(node, len(extents(source)), default=0)
     if at != layout.dim:
         return along_rows(node, layouts, parts)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, cast
@@ -102,9 +102,13 @@ class Cut:
     dim: int
     outer: int = 1
 
+    def at(self, dim: int) -> Cut:
+        """Return the same cut of another dimension."""
+        return Cut(dim, self.outer)
+
     def moved(self, by: int) -> Cut:
         """Return the same cut, ``by`` dimensions further."""
-        return Cut(self.dim + by, self.outer)
+        return self.at(self.dim + by)
 
     def __str__(self) -> str:
         return f"dimension {self.dim}" + (f" in {self.outer} blocks" if self.outer > 1 else "")
@@ -238,6 +242,35 @@ def cut_of(node: fx.Node, layouts: Mapping[fx.Node, Layout]) -> tuple[fx.Node, C
     if not isinstance(cut, Cut):
         raise EndsError("only values that it reads besides lie in parts")
     return source, cut
+
+
+def lies_of(node: fx.Node, layouts: Mapping[fx.Node, Layout]) -> tuple[fx.Node, Cut | Routed]:
+    """Return the first argument, and in which parts it lies: cut, or rows in an order of theirs."""
+    source = source_of(node)
+    layout = layouts.get(source)
+    if not isinstance(layout, (Cut, Routed)):
+        what = "only values that it reads besides lie in parts"
+        raise EndsError(what if layout is None else NO_ROWS)
+    return source, layout
+
+
+NO_ROWS = "it takes a count, or several values, for rows"
+
+
+def shared_cut(layouts: Iterable[object]) -> Cut:
+    """Return the cut that inputs share. Raises EndsError if they lie in unlike parts."""
+    found = set(layouts)
+    if len(found) != 1:
+        raise EndsError("its inputs lie in unlike parts")
+    (cut,) = found
+    assert isinstance(cut, Cut)
+    return cut
+
+
+def of_each_result(node: fx.Node, layout: One) -> Layout:
+    """Return the layout of a node whose results all lie so: one, or several."""
+    made = node.meta.get("val")
+    return (layout,) * len(made) if isinstance(made, (list, tuple)) else layout
 
 
 def dims_of(node: fx.Node, rank: int, name: str = "dim", default: object = None) -> list[int]:

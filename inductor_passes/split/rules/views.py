@@ -21,9 +21,11 @@ from inductor_passes.split.rules.rule import (
     SizeOf,
     cut_of,
     dims_of,
+    extents,
     has_equal,
     is_broadcast,
     known,
+    lies_of,
     quotient,
     shape_of,
     sizes,
@@ -99,9 +101,9 @@ def reshaped(cut: Cut, before: tuple[int, ...], after: tuple[int, ...], parts: i
 
 def permute(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Follow the dimension to its new place."""
-    source, cut = cut_of(node, layouts)
-    order = order_of(node, len(shape_of(source)))
-    return InParts(Cut(order.index(cut.dim), cut.outer), {source: cut})
+    source, layout = lies_of(node, layouts)
+    order = order_of(node, len(extents(source)))
+    return InParts(layout.at(order.index(layout.dim)), {source: layout})
 
 
 def order_of(node: fx.Node, rank: int) -> list[int]:
@@ -119,17 +121,17 @@ def order_of(node: fx.Node, rank: int) -> list[int]:
 
 def unsqueeze(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimension that is put in front."""
-    source, cut = cut_of(node, layouts)
-    (at,) = dims_of(node, len(shape_of(source)) + 1)
-    return InParts(cut.moved(at <= cut.dim), {source: cut})
+    source, layout = lies_of(node, layouts)
+    (at,) = dims_of(node, len(extents(source)) + 1)
+    return InParts(layout.moved(at <= layout.dim), {source: layout})
 
 
 def squeeze(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimensions that go."""
-    source, cut = cut_of(node, layouts)
-    shape = shape_of(source)
+    source, layout = lies_of(node, layouts)
+    shape = extents(source)
     gone = {dim for dim in dims_of(node, len(shape)) if is_broadcast(shape[dim])}
-    return InParts(cut.moved(-sum(dim < cut.dim for dim in gone)), {source: cut})
+    return InParts(layout.moved(-sum(dim < layout.dim for dim in gone)), {source: layout})
 
 
 def expand(node: fx.Node, layouts: Layouts, parts: int) -> InParts:

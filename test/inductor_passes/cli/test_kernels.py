@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from inductor_passes.__main__ import main
-from inductor_passes.fused import FUSIONS, kernels
-from inductor_passes.fused import feature
+from inductor_passes.fused import FUSIONS, feature, kernels
 from inductor_passes.fused.kernels import availability
 
 
