@@ -250,12 +250,12 @@ class ScatterByExchange(Rewrite):
     def run(self, graph: fx.Graph) -> PassStats:
         count = saved = 0
         machine = machine_of(self.cost)
-        if machine is not None and machine.reduce_scatter_rounds > 1:
+        if machine is not None and machine.topology.reduce_scatter_rounds > 1:
             for launch in launches(graph):
                 if _is_sum_of_floats(launch) and self._exchange(graph, launch, machine):
                     ranks = group_size(launch)
                     once = payload_bytes(launch) * (ranks - 1) / ranks
-                    saved += int(once * (machine.reduce_scatter_rounds - 1))
+                    saved += int(once * (machine.topology.reduce_scatter_rounds - 1))
                     count += 1
                     graph.erase_node(waits_of(launch)[0])
                     graph.erase_node(launch)

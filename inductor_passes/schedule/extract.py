@@ -147,7 +147,6 @@ def extract(
     graph: fx.Graph,
     cost: CostModel,
     *,
-    name: str = "graph",
     ranks_differ: bool = False,
     merge: Collection[str] = MERGED_OPS,
 ) -> Extracted:
@@ -220,7 +219,7 @@ def extract(
     launches = [node for node in nodes if role(node) == "launch"]
     return Extracted(
         Problem(
-            name=name,
+            name="graph",
             nodes=tuple(found),
             links=_links(launches, [found[ids[place[node]]] for node in launches], cost),
             copy_bytes_per_us=cost.copy_bytes_per_us,

@@ -9,6 +9,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from torch import fx
 
@@ -137,28 +138,22 @@ def _order(extracted: Extracted, wanted: Sequence[Sequence[fx.Node]]) -> list[fx
 
 
 def _sorted(behind: dict[int, set[int]]) -> list[int]:
-    users: dict[int, list[int]] = {i: [] for i in behind}
-    missing = {}
-    for i, sources in behind.items():
-        if i in sources:
-            raise CannotFollowError(
-                "A launch that the plan merges needs another one of its bucket."
-            )
-        missing[i] = len(sources)
-        for source in sources:
-            users[source].append(i)
-    ready = [i for i, count in missing.items() if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(i)
-        for user in users[i]:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, user)
-    if len(order) < len(behind):
-        raise CannotFollowError("The graph needs its launches in another order than the plan's.")
+    if any(i in sources for i, sources in behind.items()):
+        raise CannotFollowError("A launch that the plan merges needs another one of its bucket.")
+    sorter = TopologicalSorter(behind)
+    try:
+        sorter.prepare()
+    except CycleError:
+        raise CannotFollowError(
+            "The graph needs its launches in another order than the plan's."
+        ) from None
+    order: list[int] = []
+    ready: list[int] = []
+    while sorter.is_active():
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
     return order
 
 
