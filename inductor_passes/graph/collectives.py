@@ -205,6 +205,12 @@ def input_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
         yield source.meta["val"]
 
 
+def dtype_name(launch: fx.Node) -> str:
+    """The type of the first tensor that a launch reads, as text; "" if it reads none."""
+    first = next(input_tensors(launch), None)
+    return "" if first is None else str(first.dtype).removeprefix("torch.")
+
+
 def payload_bytes(node: fx.Node) -> int:
     """Bytes of this rank's input; symbolic sizes by their hint."""
     return sum(payloads(node))

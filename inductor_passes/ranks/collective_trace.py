@@ -44,6 +44,7 @@ from torch import fx
 
 from inductor_passes.graph.collectives import (
     MEMBERS,
+    dtype_name,
     group_name,
     input_tensors,
     is_coalesced,
@@ -477,11 +478,9 @@ def what(launch: fx.Node) -> str:
     parts = [kind(launch)]
     if (op := reduce_op(launch)) is not None:
         parts.append(op)
-    tensors = list(input_tensors(launch))
     if is_coalesced(launch):
-        parts.append(f"coalesced of {len(tensors)}")
-    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "nothing"
-    return " ".join([*parts, dtype])
+        parts.append(f"coalesced of {len(list(input_tensors(launch)))}")
+    return " ".join([*parts, dtype_name(launch) or "nothing"])
 
 
 def plan_of(graph: fx.Graph) -> LaunchPlan:

@@ -24,6 +24,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.graph.aliasing import mutated_inputs
 from inductor_passes.graph.collectives import (
     argument,
+    dtype_name,
     group_name,
     group_size,
     input_tensors,
@@ -232,13 +233,12 @@ def extract(
 
 def _of_launch(launch: fx.Node, merge: Collection[str]) -> dict[str, Any]:
     name = kind(launch)
-    tensors = list(input_tensors(launch))
     return {
         "kind": "launch",
         "group": group_name(launch),
         # An operation of its own has no partner to merge with.
         "op": name if name in merge and can_merge(launch) else f"{name}, {launch.name}",
-        "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        "dtype": dtype_name(launch),
         "reduce": reduce_op(launch),
         "payload": payload_bytes(launch),
     }

@@ -20,6 +20,7 @@ from inductor_passes.split.rules.rule import (
     cut_of,
     dims_of,
     keeps_apart,
+    looked_up_by,
     shape_of,
     shared_cut,
     sizes,
@@ -177,12 +178,11 @@ def _mask(node: fx.Node) -> fx.Node | None:
 
 def _looked_up_by(node: fx.Node) -> tuple[int, fx.Node]:
     """Return the dimension that is looked up in, and by what."""
-    indices = argument(node, "indices")
-    assert isinstance(indices, (list, tuple))
-    (at, by), *others = [(at, each) for at, each in enumerate(indices) if each is not None]
+    several = "it looks up by several tensors, or by a mask"
+    at, by = looked_up_by(argument(node, "indices"), several)
     found = tensor(by)
-    if others or not isinstance(by, fx.Node) or found is None or found.dtype == torch.bool:
-        raise EndsError("it looks up by several tensors, or by a mask")
+    if not isinstance(by, fx.Node) or found is None or found.dtype == torch.bool:
+        raise EndsError(several)
     return at, by
 
 

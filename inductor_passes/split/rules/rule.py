@@ -273,6 +273,18 @@ def of_each_result(node: fx.Node, layout: One) -> Layout:
     return (layout,) * len(made) if isinstance(made, (list, tuple)) else layout
 
 
+def looked_up_by(listed: object, reason: str) -> tuple[int, object]:
+    """Return the one index of a list that has None for the other dimensions, and its dimension.
+
+    Raises EndsError with the reason if there are several.
+    """
+    assert isinstance(listed, (list, tuple))
+    found = [(at, each) for at, each in enumerate(listed) if each is not None]
+    if len(found) != 1:
+        raise EndsError(reason)
+    return found[0]
+
+
 def dims_of(node: fx.Node, rank: int, name: str = "dim", default: object = None) -> list[int]:
     """Return an argument that names dimensions, each from 0 on."""
     given = argument(node, name)
