@@ -234,7 +234,9 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def output_bytes(node: fx.Node) -> int:
-    """Bytes of a launch's result on this rank; symbolic sizes by their hint."""
+    """Bytes of what a node makes on this rank, of several tensors all; symbolic sizes by their
+    hint.
+    """
     value = node.meta.get("val")
     tensors = value if isinstance(value, (list, tuple)) else (value,)
     return sum(tensor_bytes(t) for t in tensors if isinstance(t, torch.Tensor))

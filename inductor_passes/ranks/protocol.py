@@ -33,7 +33,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch import fx
 
 from inductor_passes.errors import CannotFollowError, PassesError
-from inductor_passes.graph.trial import Trial
+from inductor_passes.graph.trial_copy import TrialCopy
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
     CollectiveTrace,
@@ -76,7 +76,7 @@ class GraphOffer(Generic[Record]):
 
     def __init__(self, graph: fx.Graph, trace: CollectiveTrace, run: Run[Record]) -> None:
         self._graph, self._trace, self._run = graph, trace, run
-        self._tried: dict[str, tuple[Trial, Record | None]] = {}
+        self._tried: dict[str, tuple[TrialCopy, Record | None]] = {}
 
     def plan(self) -> str:
         """The plan that this rank would choose alone."""
@@ -121,8 +121,8 @@ class GraphOffer(Generic[Record]):
         trial.commit()
         return record
 
-    def _try(self, plan: LaunchPlan | None, keep: bool) -> tuple[Trial, Record | None]:
-        trial = Trial(self._graph, in_module=True)
+    def _try(self, plan: LaunchPlan | None, keep: bool) -> tuple[TrialCopy, Record | None]:
+        trial = TrialCopy(self._graph, in_module=True)
         return trial, self._run(trial.graph, plan, keep)
 
 

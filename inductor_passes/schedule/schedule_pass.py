@@ -15,7 +15,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, is_launch, waits_of
 from inductor_passes.graph.dependencies import barriers, shows_that_ranks_differ, sorted_behind
-from inductor_passes.graph.trial import Trial
+from inductor_passes.graph.trial_copy import TrialCopy
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats, ScheduleOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan, what
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
@@ -375,7 +375,7 @@ class ScheduleGraph(GraphPass):
         """A solution as it runs, seen on a copy of the graph."""
         # On a copy, because a bucket's real memory shows only in the graph, and a rejected trial
         # must leave no trace.
-        trial = Trial(graph)
+        trial = TrialCopy(graph)
         twin = trial.twins()
         nodes = tuple(None if node is None else twin[node] for node in extracted.nodes)
         self.apply(trial.graph, dataclasses.replace(extracted, nodes=nodes), solution)

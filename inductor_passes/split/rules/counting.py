@@ -5,7 +5,7 @@ the sizes made of it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from inductor_passes.split.rules.rule import (
     EndsError,
     InParts,
     Layout,
+    Layouts,
     Rule,
     dims_of,
     extents,
@@ -39,7 +40,6 @@ from inductor_passes.split.rules.rule import (
 from inductor_passes.split.rules.views import reshaped
 
 c10d = torch.ops._c10d_functional
-Layouts = Mapping[fx.Node, Layout]
 _WHOLE = (torch.int16, torch.int32, torch.int64)
 _EXACT = (*_WHOLE, torch.float32, torch.float64)
 # Keep the keys, and their order, if not their shape.

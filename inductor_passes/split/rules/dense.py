@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import fx
 
@@ -14,7 +12,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Layout,
+    Layouts,
     Rule,
     cut_of,
     dims_of,
@@ -50,7 +48,7 @@ def is_elementwise(target: object) -> bool:
     return torch.Tag.pointwise in target.tags or target in _UNTAGGED
 
 
-def elementwise(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InParts:
+def elementwise(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Align inputs from the right; of those that are not broadcast along the parts, each part
     reads its own.
     """
@@ -81,7 +79,7 @@ ADDING = {
 AS_BIAS = "one value is an operand and the bias, and they lie in unlike parts"
 
 
-def product(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InParts:
+def product(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Read both operands as the parts of one of them ask; a bias like the result."""
     a, b = node.args[-2:]
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
@@ -116,7 +114,7 @@ def product(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InP
     return InParts(cut, reads)
 
 
-def _summed(node: fx.Node, a: fx.Node, b: fx.Node, layouts: Mapping[fx.Node, Layout]) -> InParts:
+def _summed(node: fx.Node, a: fx.Node, b: fx.Node, layouts: Layouts) -> InParts:
     """Contract part by part: what lies in no parts is read in those of the other operand."""
     rank = len(shape_of(node))
     found = [
@@ -139,7 +137,6 @@ def _summed(node: fx.Node, a: fx.Node, b: fx.Node, layouts: Mapping[fx.Node, Lay
 PRODUCT_RULES: dict[object, Rule] = dict.fromkeys(ADDING, product)
 
 
-Layouts = Mapping[fx.Node, Layout]
 # What makes the reduction over all parts of those over each.
 PLUS = {
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), aten.add.Tensor),

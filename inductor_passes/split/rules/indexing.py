@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import fx
@@ -15,7 +14,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Layout,
+    Layouts,
     Rule,
     cut_of,
     dims_of,
@@ -27,7 +26,6 @@ from inductor_passes.split.rules.rule import (
     source_of,
 )
 
-Layouts = Mapping[fx.Node, Layout]
 # What adds to its first argument, for the parts of a sum.
 ADDING = {
     target: target

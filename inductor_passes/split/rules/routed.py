@@ -8,7 +8,7 @@ run has as many rows as its counts say.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from inductor_passes.split.rules.rule import (
     EndsError,
     InParts,
     Layout,
+    Layouts,
     Rule,
     dims_of,
     extents,
@@ -47,7 +48,6 @@ from inductor_passes.split.rules.rule import (
 )
 from inductor_passes.split.rules.views import permute, reshaped, squeeze, unsqueeze
 
-Layouts = Mapping[fx.Node, Layout]
 _FILLED_LIKE = (aten.full_like.default, aten.zeros_like.default, aten.ones_like.default)
 _SAME = (
     aten.clone.default,

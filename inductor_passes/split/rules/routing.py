@@ -7,7 +7,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from inductor_passes.split.rules.rule import (
     EndsError,
     InParts,
     Layout,
+    Layouts,
     Rule,
     constant,
     dims_of,
@@ -44,8 +45,6 @@ from inductor_passes.split.rules.rule import (
     looked_up_by,
     source_of,
 )
-
-Layouts = Mapping[fx.Node, Layout]
 
 
 def sort(node: fx.Node, layouts: Layouts, parts: int) -> InParts:

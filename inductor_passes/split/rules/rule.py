@@ -62,25 +62,6 @@ def quotient(size: Size, by: Size) -> Size | None:
     return found if surely_equal(found * by, size) else None
 
 
-def has_pieces(dim: int, outer: int, shape: Sequence[Size], parts: int) -> bool:
-    """Return whether a dimension of ``outer`` blocks has ``parts`` parts in each, none of them
-    empty.
-    """
-    rows = quotient(shape[dim], outer) if 0 <= dim < len(shape) else None
-    if rows is None:
-        return False
-    # A rank that follows a plan must accept what the planning rank accepted; its own rows may not
-    # divide evenly.
-    if may_be_unequal():
-        return size_hint(rows) >= parts
-    return isinstance(rows, int) and rows > 0 and rows % parts == 0
-
-
-def are_equal(size: Size, parts: int) -> bool:
-    """Return whether all parts of so many rows surely have the same size."""
-    return isinstance(size, int) and size % parts == 0
-
-
 def volume(shape: Sequence[Size]) -> Size:
     """Return the number of elements."""
     return as_number(math.prod(shape))
@@ -117,6 +98,7 @@ class Cut:
 SUM: Final = "sum"  # or what else ``InParts.plus`` makes of parts
 One = Cut | Routed | Addends | Condition
 Layout = One | tuple[One | None, ...]  # a tuple where an operator has several results
+Layouts = Mapping[fx.Node, Layout]
 
 
 class SizeOf(Protocol):
@@ -147,7 +129,7 @@ class InParts:
     """
 
     out: Layout | Literal["sum"]
-    reads: Mapping[fx.Node, Layout] = field(default_factory=dict)
+    reads: Layouts = field(default_factory=dict)
     args: tuple[Any, ...] | Callable[[SizeOf], tuple[Any, ...]] | None = None
     plus: Any = aten.add.Tensor
     mean: bool = False
@@ -203,14 +185,21 @@ def shape_of(node: object) -> Shape:
 
 
 def fits(cut: Cut, shape: Shape, parts: int) -> bool:
-    """Return whether a shape has ``parts`` parts along a cut, as ``pieces`` says."""
-    return has_pieces(cut.dim, cut.outer, shape, parts)
+    """Return whether a shape has ``parts`` parts along a cut, in each block, none of them empty."""
+    rows = quotient(shape[cut.dim], cut.outer) if 0 <= cut.dim < len(shape) else None
+    if rows is None:
+        return False
+    # A rank that follows a plan must accept what the planning rank accepted; its own rows may not
+    # divide evenly.
+    if may_be_unequal():
+        return size_hint(rows) >= parts
+    return isinstance(rows, int) and rows > 0 and rows % parts == 0
 
 
 def has_equal(cut: Cut, shape: Shape, parts: int) -> bool:
     """Return whether the parts of a shape surely have the same size."""
     rows = quotient(shape[cut.dim], cut.outer)
-    return rows is not None and are_equal(rows, parts)
+    return isinstance(rows, int) and rows % parts == 0
 
 
 def smaller(shape: Shape, dim: int, parts: int) -> list[Size]:
@@ -224,7 +213,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 # Node, layouts of its inputs that lie in parts, number of parts -> step; raises EndsError.
-Rule = Callable[[fx.Node, Mapping[fx.Node, Layout], int], InParts]
+Rule = Callable[[fx.Node, Layouts, int], InParts]
 
 
 def source_of(node: fx.Node) -> fx.Node:
@@ -235,7 +224,7 @@ def source_of(node: fx.Node) -> fx.Node:
     return first
 
 
-def cut_of(node: fx.Node, layouts: Mapping[fx.Node, Layout]) -> tuple[fx.Node, Cut]:
+def cut_of(node: fx.Node, layouts: Layouts) -> tuple[fx.Node, Cut]:
     """Return the first argument, which must lie in parts, and its cut."""
     source = source_of(node)
     cut = layouts.get(source)
@@ -244,7 +233,7 @@ def cut_of(node: fx.Node, layouts: Mapping[fx.Node, Layout]) -> tuple[fx.Node, C
     return source, cut
 
 
-def lies_of(node: fx.Node, layouts: Mapping[fx.Node, Layout]) -> tuple[fx.Node, Cut | Routed]:
+def lies_of(node: fx.Node, layouts: Layouts) -> tuple[fx.Node, Cut | Routed]:
     """Return the first argument, and in which parts it lies: cut, or rows in an order of theirs."""
     source = source_of(node)
     layout = layouts.get(source)

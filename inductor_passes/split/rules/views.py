@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
 from inductor_passes.graph.collectives import argument
-from inductor_passes.graph.edit import aten
+from inductor_passes.graph.edit import aten, permutation
 from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Layout,
+    Layouts,
     Rule,
     Shape,
     SizeOf,
@@ -34,8 +33,6 @@ from inductor_passes.split.rules.rule import (
     volume,
 )
 from inductor_passes.torch_compat.nodes import surely_equal
-
-Layouts = Mapping[fx.Node, Layout]
 
 
 def reshape(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
@@ -102,21 +99,8 @@ def reshaped(cut: Cut, before: tuple[int, ...], after: tuple[int, ...], parts: i
 def permute(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Follow the dimension to its new place."""
     source, layout = lies_of(node, layouts)
-    order = order_of(node, len(extents(source)))
+    order = permutation(node, len(extents(source)))
     return InParts(layout.at(order.index(layout.dim)), {source: layout})
-
-
-def order_of(node: fx.Node, rank: int) -> list[int]:
-    """Return which dimension of its input each dimension of a permutation is."""
-    order = list(range(rank))
-    if node.target is aten.permute.default:
-        order = dims_of(node, rank, "dims")
-    elif node.target is aten.t.default:
-        order.reverse()
-    else:
-        (a,), (b,) = dims_of(node, rank, "dim0"), dims_of(node, rank, "dim1")
-        order[a], order[b] = order[b], order[a]
-    return order
 
 
 def unsqueeze(node: fx.Node, layouts: Layouts, parts: int) -> InParts:

@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from inductor_passes.graph.trial import Trial
+from inductor_passes.graph.trial_copy import TrialCopy
 
 
 def module():
@@ -25,13 +25,13 @@ def add_constant(graph):
 def test_a_dropped_trial_leaves_graph_and_module_as_they_were():
     gm = module()
     before = str(gm.graph)
-    add_constant(Trial(gm.graph, in_module=True).graph)
+    add_constant(TrialCopy(gm.graph, in_module=True).graph)
     assert str(gm.graph) == before and not hasattr(gm, "offset")
 
 
 def test_a_committed_trial_brings_names_constants_and_marks():
     gm = module()
-    trial = Trial(gm.graph, in_module=True)
+    trial = TrialCopy(gm.graph, in_module=True)
     add_constant(trial.graph)
     trial.graph.output_node().meta["mark"] = 1
     trial.commit()
@@ -44,5 +44,5 @@ def test_a_committed_trial_brings_names_constants_and_marks():
 
 def test_twins_are_the_copies_of_nodes():
     graph = module().graph
-    twins = Trial(graph).twins()
+    twins = TrialCopy(graph).twins()
     assert all(twin is not node and twin.name == node.name for node, twin in twins.items())

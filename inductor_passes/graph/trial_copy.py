@@ -7,7 +7,7 @@ import copy
 from torch import fx
 
 
-class Trial:
+class TrialCopy:
     """Hold a copy of a graph, ``graph``, that may be edited; the original stays as it is until
     ``commit``.
 
