@@ -114,8 +114,8 @@ def one_hot_sum(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     rank = len(extents(source))
     found = tensor(node)
     dims = dims_of(node, rank)
-    kept = argument(node, "keepdim") or sorted(dims) != list(range(rank - 1))
-    if kept or found is None or found.dtype not in _WHOLE:
+    keeps_dims = argument(node, "keepdim") or sorted(dims) != list(range(rank - 1))
+    if keeps_dims or found is None or found.dtype not in _WHOLE:
         raise EndsError("it counts no keys")
     at: Any = source
     while at.target in (prims.convert_element_type.default, aten._to_copy.default):
