@@ -4,10 +4,6 @@
 ``checked`` compares these with a schema. ``load`` does all three. An error is one line: file,
 field, value, fix.
 
-``text_of`` reads a file, plain or gzipped, up to a size; ``parsed`` makes JSON values of it;
-``checked`` holds these against a schema; ``load`` does all three. What is wrong is one line: file,
-field, value, fix.
-
 Stricter than the standard in numbers: 1.0 is no integer, NaN and infinity are no numbers, and
 nothing counts beyond ``MOST``.
 
@@ -70,10 +66,10 @@ class Form:
         what = f"{self._whose(file)}: {where} is {shown(value)}, but it {rule}."
         return self.error(what, "", f"Correct the file. {self.fix}")
 
-    def missing(self, file: str, path: Sequence[str | int], why: str = "") -> Exception:
+    def missing(self, file: str, path: Sequence[str | int]) -> Exception:
         """The error for a field that is not there."""
         what = f"{self._whose(file)} lacks the field {field(path)!r}."
-        return self.error(what, why, f"Add it. {self.fix}")
+        return self.error(what, "", f"Add it. {self.fix}")
 
     def _whose(self, file: str) -> str:
         return (

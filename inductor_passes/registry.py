@@ -22,7 +22,7 @@ CORE_PASSES: tuple[type[GraphPass], ...] = (*REWRITES, ScheduleGraph)
 # Features of this package: plugins like any other, each in a folder that can be deleted. They are
 # listed here and not in setup.cfg, so that a checkout on PYTHONPATH has them too.
 FEATURES = (
-    EntryPoint("split", "inductor_passes.split.feature:register", PLUGIN_GROUP),
+    EntryPoint("split", "inductor_passes.split.split_pass:register", PLUGIN_GROUP),
     EntryPoint("fused", "inductor_passes.fused.feature:register", PLUGIN_GROUP),
 )
 
@@ -46,10 +46,7 @@ def register(
     so that it works as a class decorator. Raises OptionError if the name is taken, if it is not a
     GraphPass, or if the neighbour is unknown. The same object twice is once.
     """
-    is_pass = isinstance(pass_, GraphPass) or (
-        isinstance(pass_, type) and issubclass(pass_, GraphPass)
-    )
-    if not is_pass or not getattr(pass_, "name", ""):
+    if not _is_pass(pass_) or not getattr(pass_, "name", ""):
         raise OptionError(
             f"register() got {pass_!r}, which is not a pass.",
             "A pass is a subclass or an instance of inductor_passes.GraphPass with a name.",
@@ -69,6 +66,11 @@ def register(
             raise unknown_pass(neighbour, names)
     _passes.append((pass_, before, after))
     return pass_
+
+
+def _is_pass(given: object) -> bool:
+    is_class = isinstance(given, type) and issubclass(given, GraphPass)
+    return is_class or isinstance(given, GraphPass)
 
 
 def register_extension(extension: Extension) -> None:
@@ -186,8 +188,7 @@ def _use(plugin: Any) -> None:
     """A pass is registered at the end; a function is called, and registers what it has where it
     wants.
     """
-    is_pass = isinstance(plugin, type) and issubclass(plugin, GraphPass)
-    if is_pass or isinstance(plugin, GraphPass):
+    if _is_pass(plugin):
         register(plugin)
     else:
         plugin()

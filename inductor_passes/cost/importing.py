@@ -267,11 +267,7 @@ DTYPES = {
     "signed char": "int8",
 }
 BYTES_OF_TYPES = {
-    "float": 4,
-    "double": 8,
-    "c10::BFloat16": 2,
-    "c10::Half": 2,
-    "signed char": 1,
+    **{name: getattr(torch, dtype).itemsize for name, dtype in DTYPES.items()},
     "long": 8,
     "int": 4,
 }

@@ -31,31 +31,9 @@ class Machine:
         self.topology = topology
 
     @property
-    def compute_stretch(self) -> float:
-        """Factor on a kernel's time while a collective is on its way."""
-        return self.topology.compute_stretch
-
-    @property
-    def memory_bytes_per_us(self) -> float:
-        """Rate of reading and writing device memory, both counted."""
-        return self.topology.memory_bytes_per_us
-
-    @property
     def kernel_start_us(self) -> float:
         """Microseconds that a kernel takes besides its work."""
         return self.topology.kernel_us
-
-    @property
-    def launching_us(self) -> float:
-        """Microseconds of processor time that a launch takes of what computes."""
-        return self.topology.launching_us
-
-    @property
-    def reduce_scatter_rounds(self) -> float:
-        """Rounds that the library takes for a reduce_scatter: 1, or more where it is done by
-        other means.
-        """
-        return self.topology.reduce_scatter_rounds
 
     @property
     def link_bytes_per_us(self) -> float:
@@ -64,7 +42,7 @@ class Machine:
 
     def memory_us(self, moved_bytes: float) -> float:
         """Bytes read and bytes written, inside a kernel that runs anyway."""
-        return moved_bytes / self.memory_bytes_per_us
+        return moved_bytes / self.topology.memory_bytes_per_us
 
     def kernel_us(
         self,

@@ -31,7 +31,7 @@ from inductor_passes.cost.collectives import GroupShape
 from inductor_passes.cost.importing import Measurements
 from inductor_passes.cost.measure_device import DeviceTimes
 from inductor_passes.cost.measure_links import LinkTimes, Points
-from inductor_passes.cost.topology import topology_text
+from inductor_passes.cost.topology import NodeAllReduce, topology_text
 from inductor_passes.errors import CalibrationError, PassesError
 from inductor_passes.files import JsonObject
 
@@ -45,14 +45,6 @@ class LinkFit:
     gb_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReduceFit:
-    """An all-reduce within a node: its start, and the rate of its payload."""
-
-    start_us: float
-    gb_per_s: float
-
-
 def within_node(times: LinkTimes) -> LinkFit | None:
     """The link between ranks of one host; None where each host has one rank."""
     ranks = times.layout.per_node
@@ -63,12 +55,12 @@ def within_node(times: LinkTimes) -> LinkFit | None:
     return LinkFit(start, step, (ranks - 1) / _us_per_byte(times.tables["all_gather", shape]) / 1e3)
 
 
-def all_reduce_within_node(times: LinkTimes) -> ReduceFit | None:
+def all_reduce_within_node(times: LinkTimes) -> NodeAllReduce | None:
     """The same for an all-reduce, which a library may do by other means than a ring."""
     if times.layout.per_node < 2:
         return None
     points = times.tables["all_reduce", GroupShape(times.layout.per_node, 1)]
-    return ReduceFit(points[min(points)], 1 / _us_per_byte(points) / 1e3)
+    return NodeAllReduce(points[min(points)], 1 / _us_per_byte(points) / 1e3)
 
 
 def across_nodes(times: LinkTimes, start_us: float | None = None) -> LinkFit | None:
@@ -218,7 +210,7 @@ def _set_links(content: JsonObject, times: LinkTimes, how: str) -> None:
     section["protocols"] = [protocol]
     if reduction is not None:
         section["all_reduce_in_node"] = {
-            "launch_us": _figure(reduction.start_us, f"{how}: smallest all_reduce"),
+            "launch_us": _figure(reduction.launch_us, f"{how}: smallest all_reduce"),
             "gb_per_s": _figure(
                 reduction.gb_per_s, f"{how}: all_reduce, smallest to largest payload"
             ),

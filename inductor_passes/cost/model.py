@@ -146,17 +146,17 @@ class TopologyCostModel:
     @property
     def copy_bytes_per_us(self) -> float:
         """Rate at which buckets are packed, over bytes read plus bytes written."""
-        return self.machine.memory_bytes_per_us
+        return self.topology.memory_bytes_per_us
 
     @property
     def compute_stretch(self) -> float:
         """Factor on a kernel's time while a collective is on its way."""
-        return self.machine.compute_stretch
+        return self.topology.compute_stretch
 
     @property
     def launching_us(self) -> float:
         """Processor time that a launch takes of what computes."""
-        return self.machine.launching_us
+        return self.topology.launching_us
 
     def digest(self) -> str:
         return digest_of(self.topology)

@@ -301,9 +301,8 @@ class Topology:
 
     def matmul_rate(self, dtype_name: str) -> MatmulRate:
         """Rate of a dtype; one that the file does not name is taken at float32's."""
-        key = "float8" if dtype_name.startswith("float8") else dtype_name
         rates = dict(self.matmul)
-        return rates.get(key, rates[_FALLBACK_DTYPE])
+        return rates.get(_float8_as_one(dtype_name), rates[_FALLBACK_DTYPE])
 
     def measured_collective(self, kind: str, ranks: int, nodes: int) -> MeasuredCollective | None:
         """Return the measurements of one kind of collective on groups of one shape, if there are
@@ -319,7 +318,7 @@ class Topology:
         ``us``: what its memory traffic takes, the least for a product of another shape. None where
         nothing was measured of its dtype.
         """
-        key = "float8" if dtype_name.startswith("float8") else dtype_name
+        key = _float8_as_one(dtype_name)
         measured = next((p for p in self.products if p.dtype == key), None)
         if measured is None:
             return None
@@ -329,6 +328,10 @@ class Topology:
     def memory_bytes_per_us(self) -> float:
         """Reached rate of device memory."""
         return self.memory_gb_per_s * 1e3
+
+
+def _float8_as_one(dtype_name: str) -> str:
+    return "float8" if dtype_name.startswith("float8") else dtype_name
 
 
 def shipped_topologies() -> tuple[str, ...]:

@@ -205,6 +205,12 @@ def input_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
         yield source.meta["val"]
 
 
+def dtype_name(launch: fx.Node) -> str:
+    """The type of the first tensor that a launch reads, as text; "" if it reads none."""
+    first = next(input_tensors(launch), None)
+    return "" if first is None else str(first.dtype).removeprefix("torch.")
+
+
 def payload_bytes(node: fx.Node) -> int:
     """Bytes of this rank's input; symbolic sizes by their hint."""
     return sum(payloads(node))
@@ -228,7 +234,9 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def output_bytes(node: fx.Node) -> int:
-    """Bytes of a launch's result on this rank; symbolic sizes by their hint."""
+    """Bytes of what a node makes on this rank, of several tensors all; symbolic sizes by their
+    hint.
+    """
     value = node.meta.get("val")
     tensors = value if isinstance(value, (list, tuple)) else (value,)
     return sum(tensor_bytes(t) for t in tensors if isinstance(t, torch.Tensor))

@@ -15,8 +15,10 @@ The causes are memory, effects, random numbers and ranks.
 
 from __future__ import annotations
 
+import heapq
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from graphlib import TopologicalSorter
 
 import torch
 from torch import fx
@@ -86,19 +88,15 @@ def differs_by_numbers(graph: fx.Graph) -> bool:
     Sizes of an exchange that are symbols without a hint, as those that tokens give, are the same
     graph on all ranks.
     """
-    if any(role(node) == "launch" and kind(node) in _UNEQUAL_KINDS for node in graph.nodes):
-        return True
-    return _has_symbols(graph) or any(
-        role(node) == "launch" and _splits_unevenly(node, numbers=True) for node in graph.nodes
-    )
+    return _has_symbols(graph) or launches_show_that_ranks_differ(graph, numbers=True)
 
 
-def launches_show_that_ranks_differ(graph: fx.Graph) -> bool:
+def launches_show_that_ranks_differ(graph: fx.Graph, numbers: bool = False) -> bool:
     """Return whether a launch is of a kind that is another one on another rank, or splits
-    unevenly.
+    unevenly; ``numbers``: by numbers, and not by symbols.
     """
     return any(
-        role(node) == "launch" and (kind(node) in _UNEQUAL_KINDS or _splits_unevenly(node))
+        role(node) == "launch" and (kind(node) in _UNEQUAL_KINDS or _splits_unevenly(node, numbers))
         for node in graph.nodes
     )
 
@@ -183,7 +181,7 @@ class _Memory:
         return {self._owners[self._position[target]] for target in mutated_inputs(node)}
 
 
-def _splits_unevenly(launch: fx.Node, numbers: bool = False) -> bool:
+def _splits_unevenly(launch: fx.Node, numbers: bool) -> bool:
     """Return whether split sizes differ; ``numbers`` ignores lists that hold symbols."""
     for name in ("input_split_sizes", "output_split_sizes"):
         sizes = argument(launch, name)
@@ -205,6 +203,23 @@ def _communicates(node: fx.Node) -> bool:
             if any(role(n) or _communicates(n) for n in inner.graph.nodes):
                 return True
     return False
+
+
+def sorted_behind(behind: Mapping[int, Collection[int]]) -> list[int]:
+    """Return the keys, each behind those that it names, and otherwise the smallest first.
+
+    Raises CycleError.
+    """
+    sorter = TopologicalSorter(behind)
+    sorter.prepare()
+    order: list[int] = []
+    ready: list[int] = []
+    while sorter.is_active():
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+    return order
 
 
 def relink(graph: fx.Graph, order: Sequence[fx.Node]) -> bool:

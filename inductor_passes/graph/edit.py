@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
 from inductor_passes.errors import InvariantError
-from inductor_passes.graph.collectives import JOINT, MEMBERS
+from inductor_passes.graph.collectives import JOINT, MEMBERS, argument
 from inductor_passes.graph.printing import CAUSE
 from inductor_passes.torch_compat.aot import with_memory_of, with_memory_of_its_own
 
@@ -122,6 +122,19 @@ def erase_unused(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
         sources = list(node.all_input_nodes)
         graph.erase_node(node)
         pending.extend(source for source in sources if _is_pure(source))
+
+
+def permutation(node: fx.Node, rank: int) -> list[int]:
+    """Return which dimension of its input each dimension of a permuted or transposed one is."""
+    if node.target is aten.permute.default:
+        dims = cast(list[int], argument(node, "dims"))
+        return [dim % rank for dim in dims]
+    order = list(range(rank))
+    if node.target is aten.t.default:
+        return order[::-1]
+    a, b = cast(tuple[int, int], node.args[1:3])
+    order[a], order[b] = order[b], order[a]
+    return order
 
 
 def chain_above(node: object, through: frozenset[object] = PLACING) -> list[fx.Node]:

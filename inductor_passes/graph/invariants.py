@@ -89,7 +89,7 @@ def _outputs(launch: fx.Node) -> list[object]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def check_functional(graph: fx.Graph, name: str, *, allow: frozenset[object] = frozenset()) -> None:
+def check_functional(graph: fx.Graph, name: str) -> None:
     """Refuse a graph that mutates a value, because moving nodes past a mutation changes numbers.
 
     The copies back into graph inputs that functionalization leaves at the end are harmless.
@@ -98,7 +98,7 @@ def check_functional(graph: fx.Graph, name: str, *, allow: frozenset[object] = f
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if node.target in allow or is_launch(node) or is_wait(node):
+        if is_launch(node) or is_wait(node):
             continue
         if node.target._schema.is_mutable and node not in epilogue:
             raise PreconditionError(

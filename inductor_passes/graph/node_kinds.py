@@ -72,7 +72,7 @@ class NodeKind:
     @property
     def depth_after(self) -> int:
         """Depth of what uses the node's value."""
-        ends = not self.free and (self.split or not (self.pointwise or self.reduction))
+        ends = not self.free and (self.split or not self.fusible)
         return self.depth + ends
 
 
@@ -118,11 +118,6 @@ def loop_of(target: object) -> Loop:
 def distinct_bytes(tensor: torch.Tensor) -> int:
     """Return a tensor's bytes in memory; elements repeated by broadcasting count once."""
     return _tensor_size(tensor)[1]
-
-
-def element_count(tensor: torch.Tensor) -> int:
-    """Elements of a tensor; symbolic sizes by their hint."""
-    return _tensor_size(tensor)[0]
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:

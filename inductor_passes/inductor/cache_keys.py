@@ -22,7 +22,7 @@ import enum
 import hashlib
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes import registry
 from inductor_passes.graph.node_kinds import tensors
+from inductor_passes.inductor.local_graphs import graphs_inside
 from inductor_passes.records import CacheRecord
 from inductor_passes.report import recorder
 from inductor_passes.rewrite.all_reduce_slice import asks_for_position
@@ -112,7 +113,11 @@ def name_groups_alike(gm: fx.GraphModule) -> None:
         return
     for graph in graphs_inside(gm):
         for node in graph.nodes:
-            _name_alike(node)
+            for at, name in _common_names(node, node.args, node.kwargs):
+                if at is None:
+                    node.update_kwarg(_GROUP, name)
+                else:
+                    node.update_arg(at, name)
 
 
 def is_rank_free(gm: fx.GraphModule, patches: Mapping[str, Any]) -> bool:
@@ -138,21 +143,24 @@ def _is_of_user(given: Any) -> bool:
     return attachment.chain_pre is not None or attachment.chain_post is not None
 
 
-def graphs_inside(gm: fx.GraphModule) -> Iterator[fx.Graph]:
-    """A module's graph, and those inside it."""
-    return (each.graph for each in gm.modules() if isinstance(each, fx.GraphModule))
-
-
-def _name_alike(node: fx.Node) -> None:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+def _common_names(
+    node: fx.Node, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Iterator[tuple[int | None, str]]:
+    """Where groups stand among arguments (None: as a keyword), and the names that all ranks have
+    for them.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
         return
     for at, argument in enumerate(node.target._schema.arguments):
-        if argument.name != "group_name":
+        if argument.name != _GROUP:
             continue
-        if isinstance(name := node.kwargs.get(argument.name), str):
-            node.update_kwarg(argument.name, c10d.common_name(name))
-        elif at < len(node.args) and isinstance(name := node.args[at], str):
-            node.update_arg(at, c10d.common_name(name))
+        if isinstance(name := kwargs.get(_GROUP), str):
+            yield None, c10d.common_name(name)
+        elif at < len(args) and isinstance(name := args[at], str):
+            yield at, c10d.common_name(name)
+
+
+_GROUP = "group_name"
 
 
 _MARKS = ("partitioner_tag", "recompute", "ac_graph_id", "custom", "must_be_in_backward")
@@ -199,16 +207,12 @@ class TracedProgram:
 
     def _alike(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[object, object]:
         """Arguments, with the name that all ranks have for a group."""
-        if not isinstance(node.target, torch._ops.OpOverload):
-            return args, kwargs
         listed, named = list(args), dict(kwargs)
-        for at, argument in enumerate(node.target._schema.arguments):
-            if argument.name != "group_name":
-                continue
-            if isinstance(name := named.get(argument.name), str):
-                named[argument.name] = c10d.common_name(name)
-            elif at < len(listed) and isinstance(name := listed[at], str):
-                listed[at] = c10d.common_name(name)
+        for at, name in _common_names(node, listed, named):
+            if at is None:
+                named[_GROUP] = name
+            else:
+                listed[at] = name
         return listed, named
 
     def _attribute(self, gm: fx.GraphModule, name: str) -> Iterator[str]:

@@ -9,7 +9,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes import order_pinning, plugins, registry
 from inductor_passes.cost import CostModel, default_topology, load_topology
@@ -28,18 +30,37 @@ from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass
 from inductor_passes.inductor import cache_keys
-from inductor_passes.inductor.joint_graph import cut_joint, keep_before_writes
 from inductor_passes.inductor.local_graphs import has_uneven_inputs, is_rank_dependent
 from inductor_passes.pass_options import PassOptions
-from inductor_passes.pipeline import cost_model, run_passes
+from inductor_passes.pipeline import (
+    cost_model,
+    pass_context,
+    run_pass,
+    run_passes,
+    selected_passes,
+)
 from inductor_passes.ranks import collective_trace
 from inductor_passes.ranks import decision as orders
-from inductor_passes.ranks.collective_trace import LaunchPlan, frame_of_graph, number_launches
-from inductor_passes.ranks.decision import Joint, half_of
+from inductor_passes.ranks.collective_trace import (
+    PROGRAM,
+    CollectiveTrace,
+    LaunchPlan,
+    frame_of_graph,
+    number_launches,
+)
+from inductor_passes.ranks.decision import (
+    Decision,
+    Joint,
+    Offer,
+    Orders,
+    half_of,
+    record_on_launches,
+)
 from inductor_passes.ranks.protocol import GraphOffer
-from inductor_passes.records import GraphRecord
+from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.report import recorder, report
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
+from inductor_passes.schedule.schedule_pass import CAP_BYTES
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor
 
 if TYPE_CHECKING:
@@ -123,14 +144,55 @@ class Attachment:
             return
         check_groups(graph)
         inductor.sort_by_data(graph)
-        cut_joint(
-            graph,
-            self.options,
-            cost_model(graph, self.options),
-            graph_id=f"{self.compile_id()}:joint",
-            told=self.options.digest(),
-            session=self.session,
+        self._cut_joint(graph)
+
+    def _cut_joint(self, graph: fx.Graph) -> None:
+        """Split a joint graph in place or leave it whole, the same on all ranks.
+
+        The launches of the graph carry the choice. No other rank is asked if no pass would split
+        it.
+        """
+        chosen = selected_passes(
+            pass_context(cost_model(graph, self.options), self.options, False), self.options
         )
+        cutting = next((each for each in chosen if each.runs_on_joint), None)
+        if cutting is None:
+            return
+
+        def run(trial: fx.Graph, plan: LaunchPlan | None, keep: bool) -> PassRecord | None:
+            if plan is None and keep:
+                return None
+            pass_ = cutting if plan is None else cutting.following(plan)
+            return None if pass_ is None else run_pass(pass_, trial)
+
+        job = orders.current()
+        trace = self._trace(graph, "joint", f"{self.compile_id()}:joint")
+        if job is None or not trace.launches:
+            record = run(graph, None, False)
+            assert record is not None
+            joint = Joint("cut" if record.changed else PROGRAM, None, record)
+        else:
+            offer = GraphOffer(graph, trace, run)
+            decision = self._decide(job, trace, offer)
+            log.info("Graph %s: parts %s", trace.graph, decision.how)
+            made = None if decision.plan == PROGRAM else offer.carry_out(decision.plan)
+            joint = Joint(decision.plan, trace, made)
+        graph.output_node().meta.pop(CAP_BYTES, None)  # is of both halves together
+        record_on_launches(graph, joint)
+
+    def _trace(self, graph: fx.Graph, phase: str, graph_id: str) -> CollectiveTrace:
+        return number_launches(
+            graph,
+            orders.ranks_of,
+            frame_of_graph(),
+            phase=phase,
+            graph_id=graph_id,
+            options=f"{self.options.digest()} {narrowed_types(graph)}".strip(),
+        )
+
+    def _decide(self, job: Orders, trace: CollectiveTrace, offer: Offer) -> Decision:
+        """Agree on a plan. Ranks that wait for the compile in work hear of it too."""
+        return job.decide(trace, self.session.offer(trace, offer) if self.session else offer)
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
         """Upstream's ``reorder_for_locality``, except on graphs whose launches it would bring to
@@ -214,21 +276,14 @@ class Attachment:
             # Ragged shards make graphs that differ in ways no rule here foresees, and nobody is
             # asked.
             return _told(run(graph, None, self.is_ragged()), joint)
-        trace = number_launches(
-            graph,
-            orders.ranks_of,
-            frame_of_graph(),
-            phase=phase,
-            graph_id=graph_id,
-            options=f"{self.options.digest()} {narrowed_types(graph)}".strip(),
-        )
+        trace = self._trace(graph, phase, graph_id)
         if not trace.launches:
             return _told(run(graph, None, False), joint)
         if joint is not None and joint.trace is not None:
             trace = dataclasses.replace(trace, joint=joint.key)
             collective_trace.count(joint.trace, joint.plan)
         offer = GraphOffer(graph, trace, run)
-        decision = job.decide(trace, self.session.offer(trace, offer) if self.session else offer)
+        decision = self._decide(job, trace, offer)
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
         collective_trace.count(trace, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)
@@ -322,6 +377,46 @@ def _extension_digest(extension: Extension) -> str:
     if registry.is_built_in(extension):
         return extension.cache_key()
     return f"{extension.cache_key()} {plugins.digest_of_sources(type(extension).__module__)}"
+
+
+def keep_before_writes(graph: fx.Graph) -> None:
+    """Copy inputs that forward reads and then writes, where backward may need what was read.
+
+    Torch's partition takes an input for a value that backward can have at no cost, and computes
+    from it again what forward computed. By then the write at the end of forward has changed it:
+    gradients are silently wrong (seen in 2.13, a buffer that a training forward reads and updates).
+    """
+    writes = [
+        node
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if node.args[0].op == "placeholder"
+    ]
+    if not writes or not aot.is_joint(graph):
+        return
+    of_backward = _behind(aot.tangents(graph))
+    for write in writes:
+        source = write.args[0]
+        if not of_backward & _behind([source]):
+            continue
+        with graph.inserting_after(source), source.meta["val"].fake_mode:
+            copied = graph.call_function(torch.ops.aten.clone.default, (source,))
+            copied.meta["val"] = source.meta["val"].clone()
+        # The partition keeps it: a copy that backward makes would be one of the changed input.
+        copied.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        for user in [each for each in source.users if each not in (copied, *writes)]:
+            user.replace_input_with(source, copied)
+
+
+def _behind(nodes: list[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that are computed from them; a write to an input is the end."""
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node.target is not torch.ops.aten.copy_.default:
+            found.add(node)
+            waiting.extend(node.users)
+    return {node for node in found if node.op != "output"}
 
 
 @functools.cache

@@ -36,13 +36,12 @@ def has_uneven_values(gm: fx.GraphModule) -> bool:
     """Return whether any DTensor in a Dynamo graph, or in a graph inside it, has shards of
     different sizes.
     """
-    for module in gm.modules():
-        if isinstance(module, fx.GraphModule):
-            for node in module.graph.nodes:
-                for value in leaves_of_value(node.meta.get("example_value")):
-                    if is_uneven(value):
-                        return True
-    return False
+    return any(
+        is_uneven(value)
+        for graph in graphs_inside(gm)
+        for node in graph.nodes
+        for value in leaves_of_value(node.meta.get("example_value"))
+    )
 
 
 def has_uneven_inputs() -> bool:
@@ -73,6 +72,11 @@ def shards_differ(global_shape: Sequence[Any], spec: Any) -> bool:
         for dim, count in ranks.items()
         if count > 1
     )
+
+
+def graphs_inside(gm: fx.GraphModule) -> Iterator[fx.Graph]:
+    """A module's graph, and those inside it."""
+    return (each.graph for each in gm.modules() if isinstance(each, fx.GraphModule))
 
 
 def leaves_of_value(value: object) -> Iterator[object]:
@@ -132,9 +136,8 @@ def is_plain(gm: fx.GraphModule, inputs: Sequence[Any] = ()) -> bool:
         return False
     if c10d.default_group() is None:
         return True
-    graphs = (each.graph for each in gm.modules() if isinstance(each, fx.GraphModule))
     return all(map(_is_plain_value, inputs)) and all(
-        _is_plain_node(node, gm) for graph in graphs for node in graph.nodes
+        _is_plain_node(node, gm) for graph in graphs_inside(gm) for node in graph.nodes
     )
 
 

@@ -55,7 +55,7 @@ class SharedLowering:
         self._job, self._rank, self._sizes, self._offers = job, rank, sizes, offers or _own
         self.key = ""  # of a graph that was missed
         self._claim: Claim | None = None
-        self._mark = ""
+        self._mark = "-"
         self.made_by: int | None = None
 
     def missed(self, key: str) -> bool:
@@ -67,7 +67,7 @@ class SharedLowering:
         self.key = key
         try:
             self._mark = leave_mark()
-            found = claim(self._job, f"{key}{self._sizes}", self._rank, self._mark or "-")
+            found = claim(self._job, f"{key}{self._sizes}", self._rank, self._mark)
             if isinstance(found, Turn):
                 return self._wait(found)
             self._claim = found
@@ -79,17 +79,8 @@ class SharedLowering:
         if turn.rank == self._rank:  # compiled here before, and gone from the cache
             return False
         log.info("Rank %d compiles this graph: waiting for it.", turn.rank)
-        waiting = Waiting(
-            self._job,
-            turn,
-            self._rank,
-            self._mark or "-",
-            functools.partial(vote, self._offers),
-            still_s=deadline_s() or None,
-        )
         is_apart = not is_here(turn.folder)
-        if is_apart:
-            waiting.want()
+        waiting = wait_for(self._job, turn, self._rank, self._mark, self._offers)
         outcome = waiting.outcome()
         if isinstance(outcome, Claim):
             self._claim = outcome
@@ -135,18 +126,36 @@ def share_lowering(
     """A graph with these inputs that is lowered in the block is lowered by one rank of those
     that have it, if that is asked for.
     """
-    wanted = session.options.compile == "shared" and not session.cache_salt
-    store = c10d.job_store() if wanted else None
-    if store is None or (c10d.world_size() or 1) < 2:
+    job = job_to_share(session)
+    if job is None:
         yield None
         return
     offers = _own if session.shared_trace is None else session.shared_trace.offers
-    lowering = SharedLowering(Coordination(store), c10d.global_rank(), _hints(inputs), offers)
+    lowering = SharedLowering(job, c10d.global_rank(), _hints(inputs), offers)
     try:
         with caches.lowered_entries(lowering.missed):
             yield lowering
     finally:
         lowering.end()
+
+
+def job_to_share(session: CompileSession) -> Coordination | None:
+    """Return the job whose ranks share a compile; None where that is not asked for, or there is no
+    other rank.
+    """
+    wanted = session.options.compile == "shared" and not session.cache_salt
+    store = c10d.job_store() if wanted else None
+    return None if store is None or (c10d.world_size() or 1) < 2 else Coordination(store)
+
+
+def wait_for(job: Coordination, turn: Turn, rank: int, mark: str, offers: Offers) -> Waiting:
+    """Let this rank wait for another's turn; it asks for the entry if that has another folder."""
+    waiting = Waiting(
+        job, turn, rank, mark, functools.partial(vote, offers), still_s=deadline_s() or None
+    )
+    if not is_here(turn.folder):
+        waiting.want()
+    return waiting
 
 
 def _hints(inputs: Sequence[object]) -> str:
@@ -181,13 +190,13 @@ def vote(offers: Offers, trace: CollectiveTrace, offer: Offer) -> None:
 
 def leave_mark() -> str:
     """Return this process's file in its cache folder, by which others see whether it is theirs;
-    "" if there can be none.
+    "-" if there can be none.
     """
     try:
         return _marked(_marks())
     except OSError as error:
         _say_once(f"the cache folder cannot be written ({error})")
-        return ""
+        return "-"
 
 
 @functools.cache

@@ -14,7 +14,6 @@ others get AOTAutograd's entry, with meshes of their own in it, and find it in t
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -27,11 +26,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes import registry
 from inductor_passes.inductor import local_graphs, shared_compile
-from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram, graphs_inside
-from inductor_passes.inductor.local_graphs import leaves_of_value
+from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram
+from inductor_passes.inductor.local_graphs import graphs_inside, leaves_of_value
 from inductor_passes.ranks.collective_trace import CollectiveTrace
-from inductor_passes.ranks.compile_once import MOST_BYTES, Claim, Turn, Waiting, claim
-from inductor_passes.ranks.coordination import Coordination, CoordinationError, deadline_s
+from inductor_passes.ranks.compile_once import MOST_BYTES, Claim, Turn, claim
+from inductor_passes.ranks.coordination import Coordination, CoordinationError
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor, meshes, rank_reads
 from inductor_passes.torch_compat.nodes import higher_order_name, is_random, namespace, size_hint
@@ -228,7 +227,7 @@ class SharedTrace:
         """Return this rank's claim on a key; None if another made the code, which ``made_by``
         says, or had none.
         """
-        found = claim(self._job, key, self._rank, mark or "-")
+        found = claim(self._job, key, self._rank, mark)
         if isinstance(found, Claim):
             return found
         if found.rank == self._rank:  # compiled here before, and gone from the cache
@@ -241,16 +240,7 @@ class SharedTrace:
     def _wait(self, turn: Turn, mark: str, meshes: Mapping[str, DeviceMesh]) -> Claim | None:
         """Wait for another rank's code; or return the claim that this rank takes over."""
         log.info("Rank %d compiles this program: waiting for it.", turn.rank)
-        waiting = Waiting(
-            self._job,
-            turn,
-            self._rank,
-            mark or "-",
-            functools.partial(shared_compile.vote, self.offers),
-            still_s=deadline_s() or None,
-        )
-        if not shared_compile.is_here(turn.folder):
-            waiting.want()
+        waiting = shared_compile.wait_for(self._job, turn, self._rank, mark, self.offers)
         outcome = waiting.outcome()
         if isinstance(outcome, Claim):
             return outcome
@@ -331,14 +321,10 @@ def share_trace(
 
     ``is_alike``: whether a joint graph makes equal code on all ranks that have it.
     """
-    wanted = session.options.compile == "shared" and not session.cache_salt
-    store = c10d.job_store() if wanted else None
-    if store is None or (c10d.world_size() or 1) < 2:
-        return make(), None
-    if any(each.binds_groups() for each in registry.extensions()):
+    job = shared_compile.job_to_share(session)
+    if job is None or any(each.binds_groups() for each in registry.extensions()):
         return make(), None
     about = session.options.digest()
-    job = Coordination(store)
     session.shared_trace = shared = SharedTrace(job, c10d.global_rank(), about, is_alike, program)
     with caches.traced_entries(shared.missed):
         try:

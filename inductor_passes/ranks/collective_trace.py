@@ -5,6 +5,19 @@ Inductor's caches bring compiled code without calling a pass, but count again wh
 it was compiled. So the trace and the plan of a graph are the name of such a count: they cannot be
 lost apart from the code.
 
+A counter is an odd place for data, but every other one asks more of torch (looked at in 2.13 and
+2.14):
+
+- An attribute of the ``CompiledFxGraph``. Inductor pickles its entry before ``compile_fx_inner``
+  returns, so what is set then is lost, except in bundled entries of AOTAutograd's cache. To set it
+  in time takes a patch of ``FxGraphCache._save_graph``; to read it where AOTAutograd's cache hits,
+  which returns a closure, one of ``cache_hit_post_compile``.
+- An object that unpickling calls back. Torch unpickles all entries of a key until the guards of one
+  hold; those that it rejects would call too.
+- A file by the entry's key. The key of a hit in AOTAutograd's bundled cache is its own, Inductor's
+  remote cache knows no file of ours, and ``save_cache_artifacts`` takes only registered types.
+- Another field of the entry. Of all that it holds, a pass can write the counters alone.
+
 Sizes are left out of what identifies a trace, because a rank's batch is its own; so are names of
 groups, numbers of graphs and names of files. A launch is known by what it does, on which of the
 trace's groups, and by the functions and lines of the program that lead to it.
@@ -12,6 +25,7 @@ trace's groups, and by the functions and lines of the program that lead to it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -30,6 +44,7 @@ from torch import fx
 
 from inductor_passes.graph.collectives import (
     MEMBERS,
+    dtype_name,
     group_name,
     input_tensors,
     is_coalesced,
@@ -40,10 +55,10 @@ from inductor_passes.graph.collectives import (
     reduce_op,
 )
 from inductor_passes.graph.printing import frames_of, user_line
-from inductor_passes.records import ONE_SIDED, OWN_SHARES
+from inductor_passes.records import ONE_SIDED, OWN_SHARES, restored
 from inductor_passes.torch_compat import c10d, caches, dynamo
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,23 +202,8 @@ class CollectiveTrace:
             yield from ((launch, at) for at, step in enumerate(steps) if _holds(root, *step))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "version": VERSION,
-            "groups": [[g.name, list(g.ranks)] for g in self.groups],
-            "launches": [
-                [x.what, x.group, list(x.path), x.payload_bytes, x.line, list(x.files)]
-                for x in self.launches
-            ],
-            "backward": self.backward,
-            "partial": self.partial,
-            "root": self.root,
-            "graph": self.graph,
-            "options": self.options,
-            "behind_python": self.behind_python,
-            "is_joint": self.is_joint,
-            "joint": self.joint,
-        }
+        """Plain JSON types, without what no other rank knows."""
+        return {"version": VERSION, **dataclasses.asdict(replace(self, callers=None))}
 
     @classmethod
     def from_json(cls, data: Any) -> CollectiveTrace:
@@ -211,32 +211,23 @@ class CollectiveTrace:
         try:
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']!r}")
-            return cls(
-                tuple(
-                    Group(str(name), tuple(int(r) for r in ranks)) for name, ranks in data["groups"]
-                ),
-                tuple(
-                    Launch(
-                        str(what),
-                        int(group),
-                        tuple(str(frame) for frame in path),
-                        None if payload is None else int(payload),
-                        str(line),
-                        tuple(str(file) for file in files),
-                    )
-                    for what, group, path, payload, line, files in data["launches"]
-                ),
-                bool(data["backward"]),
-                bool(data["partial"]),
-                str(data["root"]),
-                str(data["graph"]),
-                str(data["options"]),
-                bool(data["behind_python"]),
-                bool(data["is_joint"]),
-                str(data["joint"]),
-            )
+            found: CollectiveTrace = restored(cls, data)
+            return found
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"no trace of launches: {error}") from error
+
+
+def packed(values: list[Any]) -> str:
+    """JSON as a short text."""
+    return urlsafe_b64encode(zlib.compress(json.dumps(values).encode())).decode()
+
+
+def unpacked(text: str) -> Any:
+    """Inverse of ``packed``. Raises ValueError for anything else."""
+    try:
+        return json.loads(zlib.decompress(urlsafe_b64decode(text)))
+    except (zlib.error, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 def shares_launch(one: CollectiveTrace, other: CollectiveTrace) -> bool:
@@ -487,11 +478,9 @@ def what(launch: fx.Node) -> str:
     parts = [kind(launch)]
     if (op := reduce_op(launch)) is not None:
         parts.append(op)
-    tensors = list(input_tensors(launch))
     if is_coalesced(launch):
-        parts.append(f"coalesced of {len(tensors)}")
-    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "nothing"
-    return " ".join([*parts, dtype])
+        parts.append(f"coalesced of {len(list(input_tensors(launch)))}")
+    return " ".join([*parts, dtype_name(launch) or "nothing"])
 
 
 def plan_of(graph: fx.Graph) -> LaunchPlan:
@@ -537,9 +526,7 @@ class Carried:
 def count(trace: CollectiveTrace, plan: str) -> None:
     """Let the code that is being made carry these."""
     groups = tuple(Group(c10d.common_name(g.name), g.ranks) for g in trace.groups)
-    data = json.dumps([VERSION, replace(trace, groups=groups).to_json(), plan])
-    name = PREFIX + urlsafe_b64encode(zlib.compress(data.encode())).decode()
-    caches.counters()[name] += 1
+    caches.counters()[PREFIX + packed([replace(trace, groups=groups).to_json(), plan])] += 1
 
 
 class Counts:
@@ -567,12 +554,9 @@ def _now() -> dict[str, int]:
 
 def _read(name: str) -> Carried | None:
     try:
-        packed = urlsafe_b64decode(name.removeprefix(PREFIX))
-        version, trace, plan = json.loads(zlib.decompress(packed))
-        if version != VERSION:
-            raise ValueError(f"version {version!r}")
+        trace, plan = unpacked(name.removeprefix(PREFIX))
         return Carried(_with_own_groups(CollectiveTrace.from_json(trace)), str(plan))
-    except (ValueError, TypeError, zlib.error, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         log.warning("What a compiled graph from the cache launches cannot be read: %s", error)
         return None
 

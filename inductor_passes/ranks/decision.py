@@ -84,14 +84,14 @@ def decide(
             raise _cannot_follow(trace, other, missing)
         decided.give_up(other)
         given_up = True
+    agreement = OrderAgreement(me, trace, key, decided, around)
     if known is not None or trace.is_one_sided or decided.keeps_order(trace, key):
         # Who keeps the program's order matches all who do, however their graphs are cut.
-        yield from OrderAgreement(me, trace, key, decided, around).announce()
+        yield from agreement.announce()
         decided.add(key, trace, PROGRAM, ended=True)
         return Decision(
             PROGRAM, "the program's: the same launches stand in other graphs too", given_up
         )
-    agreement = OrderAgreement(me, trace, key, decided, around)
 
     def can_follow(plan: str) -> bool:
         return plan == PROGRAM or offer.can_follow(plan)

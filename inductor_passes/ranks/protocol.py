@@ -24,11 +24,8 @@ the state of a group.
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
-import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -36,6 +33,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch import fx
 
 from inductor_passes.errors import CannotFollowError, PassesError
+from inductor_passes.graph.trial_copy import TrialCopy
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
     CollectiveTrace,
@@ -43,8 +41,10 @@ from inductor_passes.ranks.collective_trace import (
     Launch,
     LaunchPlan,
     first_difference,
+    packed,
     plan_of,
     shares_launch,
+    unpacked,
 )
 from inductor_passes.ranks.coordination import (
     Await,
@@ -76,7 +76,7 @@ class GraphOffer(Generic[Record]):
 
     def __init__(self, graph: fx.Graph, trace: CollectiveTrace, run: Run[Record]) -> None:
         self._graph, self._trace, self._run = graph, trace, run
-        self._tried: dict[str, tuple[fx.GraphModule, Record | None]] = {}
+        self._tried: dict[str, tuple[TrialCopy, Record | None]] = {}
 
     def plan(self) -> str:
         """The plan that this rank would choose alone."""
@@ -118,11 +118,11 @@ class GraphOffer(Generic[Record]):
                 )
             self._tried[plan] = trial, record
         trial, record = self._tried[plan]
-        _put_in_place(self._graph, trial)
+        trial.commit()
         return record
 
-    def _try(self, plan: LaunchPlan | None, keep: bool) -> tuple[fx.GraphModule, Record | None]:
-        trial = fx.GraphModule(self._graph.owning_module or {}, copy.deepcopy(self._graph))
+    def _try(self, plan: LaunchPlan | None, keep: bool) -> tuple[TrialCopy, Record | None]:
+        trial = TrialCopy(self._graph, in_module=True)
         return trial, self._run(trial.graph, plan, keep)
 
 
@@ -141,23 +141,6 @@ class CachedOffer:
         cannot, that says so.
         """
         return True
-
-
-def _put_in_place(graph: fx.Graph, trial: fx.GraphModule) -> None:
-    """Let ``graph`` hold the nodes of a trial, by the names that they have there."""
-    owner = graph.owning_module
-    for node in trial.graph.nodes if owner is not None else ():
-        if node.op == "get_attr" and not hasattr(owner, str(node.target).partition(".")[0]):
-            name = str(node.target).partition(".")[0]
-            setattr(owner, name, getattr(trial, name))
-    for node in reversed(list(graph.nodes)):
-        graph.erase_node(node)
-    graph._graph_namespace = fx.graph._Namespace()
-    copied: dict[fx.Node, fx.Node] = {}
-    result = graph.graph_copy(trial.graph, copied)
-    last = trial.graph.output_node()
-    copied[last] = graph.output(result)
-    copied[last].meta = dict(last.meta)
 
 
 Why = Literal["agreed", "one cannot", "traces differ", "ranks differ", "too late"]
@@ -188,15 +171,14 @@ class _Proposal:
     plan: str
 
     def pack(self) -> str:
-        text = json.dumps([self.rank, self.trace.to_json(), self.plan])
-        return b64encode(zlib.compress(text.encode())).decode()
+        return packed([self.rank, self.trace.to_json(), self.plan])
 
     @classmethod
-    def unpack(cls, packed: str) -> _Proposal:
+    def unpack(cls, text: str) -> _Proposal:
         try:
-            rank, trace, plan = json.loads(zlib.decompress(b64decode(packed)))
+            rank, trace, plan = unpacked(text)
             return cls(int(rank), CollectiveTrace.from_json(trace), str(plan))
-        except (ValueError, TypeError, zlib.error, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise CoordinationError(f"a trace in the store cannot be read: {error}") from error
 
 
@@ -282,8 +264,7 @@ class OrderAgreement:
         if _is_decided(decision, [self.me]):
             return (yield from self._outcome(decision))
         proposal = _Proposal(self.me, self.trace, plan)
-        packed = yield from propose(f"proposal/{self.key}", proposal.pack())
-        first = _Proposal.unpack(packed)
+        first = _Proposal.unpack((yield from propose(f"proposal/{self.key}", proposal.pack())))
         if message := _mismatch(self.trace, self.me, first.trace, first.rank):
             return (yield from self._end("ranks differ", message))
         for group in self.watched:
@@ -315,7 +296,7 @@ class OrderAgreement:
         """
         proposal = _Proposal(self.me, self.trace, PROGRAM)
         yield from propose(f"proposal/{self.key}", proposal.pack())
-        yield from _add(self.key, json.dumps(["traces differ", ""]), self.peers)
+        yield from _add(self.key, ["traces differ", ""], self.peers)
         yield from _notify(self.key, self.peers)
         yield from self._record_end()
 
@@ -360,8 +341,7 @@ class OrderAgreement:
                 decision = yield from read(f"decision/{state.now}")
                 proposal = _Proposal.unpack((yield from read(f"proposal/{state.now}")))
                 if not _is_agreed(decision, group.ranks) and self._is_part(proposal.trace):
-                    entry = json.dumps(["traces differ", ""])
-                    yield from _add(state.now, entry, group.ranks)
+                    yield from _add(state.now, ["traces differ", ""], group.ranks)
                     yield from _notify(state.now, {*self.peers, *group.ranks})
 
     def _is_part(self, other: CollectiveTrace) -> bool:
@@ -384,7 +364,7 @@ class OrderAgreement:
         proposal = _Proposal.unpack((yield from read(f"proposal/{state.now}")))
         message = self._difference(group, state, proposal)
         why: Why = "ranks differ" if message else "traces differ"
-        yield from _add(state.now, json.dumps([why, message]), group.ranks)
+        yield from _add(state.now, [why, message], group.ranks)
         yield from _notify(state.now, {*self.peers, *group.ranks})
         return (yield from self._end(why, message))
 
@@ -449,13 +429,13 @@ class OrderAgreement:
         ranks = sorted(votes)
         if not all(votes.values()):
             return (yield from self._end("one cannot", notify=ranks))
-        decision = yield from _add(self.key, json.dumps(["agreed", ranks]), ranks)
+        decision = yield from _add(self.key, ["agreed", ranks], ranks)
         yield from _notify(self.key, ranks)
         return (yield from self._outcome(decision))
 
     def _end(self, why: Why, message: str = "", notify: Iterable[int] = ()) -> Steps[Outcome]:
         """End the trace without a plan, unless it was agreed on in the meantime."""
-        decision = yield from _add(self.key, json.dumps([why, message]), [self.me])
+        decision = yield from _add(self.key, [why, message], [self.me])
         yield from _notify(self.key, notify)
         return (yield from self._outcome(decision))
 
@@ -489,13 +469,13 @@ class OrderAgreement:
         return votes
 
 
-def _add(key: str, entry: str, ranks: Iterable[int]) -> Steps[str]:
+def _add(key: str, entry: list[Any], ranks: Iterable[int]) -> Steps[str]:
     """Append an entry to a decision unless ``ranks`` have one; return what the key then holds."""
-    decision, wanted = "", set(ranks)
+    decision, wanted, line = "", set(ranks), f"{json.dumps(entry)}\n"
     while True:
         # Another rank may have written in between: try again on its text, so that none is lost.
-        found = yield Swap(f"decision/{key}", decision, f"{decision}{entry}\n")
-        if found == f"{decision}{entry}\n" or _is_decided(found, wanted):
+        found = yield Swap(f"decision/{key}", decision, decision + line)
+        if found == decision + line or _is_decided(found, wanted):
             return str(found)
         decision = found
 

@@ -92,14 +92,13 @@ def order_events(graph: fx.Graph) -> list[str]:
 def _collective(
     node: fx.Node, cost: CostModel, before: Timeline, after: Timeline, why: Mapping[str, str]
 ) -> CollectiveRecord:
-    tensors = list(c.input_tensors(node))
     return CollectiveRecord(
         name=node.name,
         kind=c.kind(node),
         group_name=c.group_name(node),
         group_size=c.group_size(node),
         payload_bytes=c.payload_bytes(node),
-        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        dtype=c.dtype_name(node),
         reduce_op=c.reduce_op(node),
         stack=user_line(node),
         predicted_us=cost.launch_us(node),

@@ -89,11 +89,11 @@ def draw(timeline: TimelineRecord, scale_us: float, lane_names: Sequence[str] = 
     return Picture(tuple(lanes), scale_us)
 
 
-def ticks(scale_us: float, about: int = 8) -> list[float]:
-    """Round times from 0 to ``scale_us``, about ``about`` of them."""
+def ticks(scale_us: float) -> list[float]:
+    """Round times from 0 to ``scale_us``, about eight of them."""
     if scale_us <= 0:
         return [0.0]
-    raw = scale_us / about
+    raw = scale_us / 8
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((m * power for m in (1, 2, 5) if m * power >= raw), 10 * power)
     return [round(i * step, 6) for i in range(int(scale_us / step) + 1)]

@@ -32,9 +32,7 @@ class BucketGathers(Merging):
     """
 
     name = "bucket_gathers"
-    shows_in_plan = True
     numerics = Numerics.BITWISE
-    keeps_launch_order = False
 
     def __init__(self, held_bytes: int = 4 << 20) -> None:
         self.held_bytes = held_bytes
@@ -96,9 +94,7 @@ class BucketAverages(Merging):
     """
 
     name = "bucket_averages"
-    shows_in_plan = True
     numerics = Numerics.REASSOCIATING
-    keeps_launch_order = False
 
     def __init__(self, first_bytes: int = MIB, bucket_bytes: int = 25 * MIB) -> None:
         self.first_bytes = first_bytes

@@ -25,6 +25,7 @@ from inductor_passes.graph.edit import (
     chain_above,
     emit,
     erase_unused,
+    permutation,
     replace,
     static_shape,
     tensor,
@@ -204,19 +205,8 @@ def _turned(shard: object, dim: int) -> tuple[fx.Node, list[int]] | None:
         return None
     source, value = shard.args[0], tensor(shard)
     assert isinstance(source, fx.Node) and value is not None
-    order = _order(shard, value.dim())
+    order = permutation(shard, value.dim())
     return (source, order) if order[dim] == 0 else None
-
-
-def _order(node: fx.Node, rank: int) -> list[int]:
-    """Tell which dimension of the input each dimension of a transposed tensor is."""
-    if node.target is aten.permute.default:
-        return [int(i) % rank for i in node.args[1]]  # type: ignore[union-attr, arg-type]
-    a, b = (0, 1) if node.target is aten.t.default else node.args[1:3]
-    order = list(range(rank))
-    i, j = order[a], order[b]  # type: ignore[index]
-    order[i], order[j] = j, i
-    return order
 
 
 class ScatterByExchange(Rewrite):
@@ -250,12 +240,12 @@ class ScatterByExchange(Rewrite):
     def run(self, graph: fx.Graph) -> PassStats:
         count = saved = 0
         machine = machine_of(self.cost)
-        if machine is not None and machine.reduce_scatter_rounds > 1:
+        if machine is not None and machine.topology.reduce_scatter_rounds > 1:
             for launch in launches(graph):
                 if _is_sum_of_floats(launch) and self._exchange(graph, launch, machine):
                     ranks = group_size(launch)
                     once = payload_bytes(launch) * (ranks - 1) / ranks
-                    saved += int(once * (machine.reduce_scatter_rounds - 1))
+                    saved += int(once * (machine.topology.reduce_scatter_rounds - 1))
                     count += 1
                     graph.erase_node(waits_of(launch)[0])
                     graph.erase_node(launch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import heapq
 import math
 import operator
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from inductor_passes.graph.collectives import (
     payload_bytes,
     waits_of,
 )
-from inductor_passes.graph.dependencies import relink
+from inductor_passes.graph.dependencies import relink, sorted_behind
 from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
 from inductor_passes.graph_pass import Numerics, PassStats, Rewrite
 
@@ -40,6 +39,9 @@ class Merging(Rewrite):
     """
 
     replaced_by_plan = True
+    shows_in_plan = True
+    # A launch that reads a merged result moves behind it; every rank does the same.
+    keeps_launch_order = False
 
     def run(self, graph: fx.Graph) -> PassStats:
         found = [bucket for bucket in self.buckets(graph) if len(bucket) > 1]
@@ -68,9 +70,6 @@ class MergeTiny(Merging):
 
     name = "merge_tiny"
     numerics = Numerics.REASSOCIATING
-    shows_in_plan = True
-    # A launch that reads a merged result moves behind it; every rank does the same.
-    keeps_launch_order = False
 
     def __init__(self, tiny_bytes: int = 16 << 10, most: int = 256) -> None:
         self.tiny_bytes = tiny_bytes
@@ -154,8 +153,12 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
     for launch in bucket:
         graph.erase_node(waits_of(launch)[0])
         graph.erase_node(launch)
-    # What read an early member may stand before the merged launch now.
-    relink(graph, _sorted(graph))
+    # What read an early member may stand before the merged launch now. Of all nodes that may come
+    # next, the one that stood first does: the least change, and the same on all ranks.
+    nodes = list(graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    behind = {i: [position[n] for n in node.all_input_nodes] for i, node in enumerate(nodes)}
+    relink(graph, [nodes[i] for i in sorted_behind(behind)])
 
 
 def _launches_needed(graph: fx.Graph, tiny: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
@@ -191,23 +194,3 @@ def _needs_any(
                     seen.add(needed)
                     pending.append(needed)
     return not seen.isdisjoint(bucket)
-
-
-def _sorted(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes, each after what it reads, otherwise in the order they stand in."""
-    nodes = list(graph.nodes)
-    position = {node: i for i, node in enumerate(nodes)}
-    missing = {node: len(node.all_input_nodes) for node in nodes}
-    # A heap of positions: among all nodes that may come next, the one that stood first. The order
-    # is then the least change, and the same on all ranks.
-    ready = [i for i, node in enumerate(nodes) if not missing[node]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        node = nodes[heapq.heappop(ready)]
-        order.append(node)
-        for user in node.users:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, position[user])
-    return order

@@ -24,6 +24,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.graph.aliasing import mutated_inputs
 from inductor_passes.graph.collectives import (
     argument,
+    dtype_name,
     group_name,
     group_size,
     input_tensors,
@@ -147,7 +148,6 @@ def extract(
     graph: fx.Graph,
     cost: CostModel,
     *,
-    name: str = "graph",
     ranks_differ: bool = False,
     merge: Collection[str] = MERGED_OPS,
 ) -> Extracted:
@@ -220,7 +220,7 @@ def extract(
     launches = [node for node in nodes if role(node) == "launch"]
     return Extracted(
         Problem(
-            name=name,
+            name="graph",
             nodes=tuple(found),
             links=_links(launches, [found[ids[place[node]]] for node in launches], cost),
             copy_bytes_per_us=cost.copy_bytes_per_us,
@@ -233,13 +233,12 @@ def extract(
 
 def _of_launch(launch: fx.Node, merge: Collection[str]) -> dict[str, Any]:
     name = kind(launch)
-    tensors = list(input_tensors(launch))
     return {
         "kind": "launch",
         "group": group_name(launch),
         # An operation of its own has no partner to merge with.
         "op": name if name in merge and can_merge(launch) else f"{name}, {launch.name}",
-        "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        "dtype": dtype_name(launch),
         "reduce": reduce_op(launch),
         "payload": payload_bytes(launch),
     }

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
-import heapq
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from graphlib import CycleError
 
 from torch import fx
 
 from inductor_passes.cost import CostModel
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, is_launch, waits_of
-from inductor_passes.graph.dependencies import barriers, shows_that_ranks_differ
+from inductor_passes.graph.dependencies import barriers, shows_that_ranks_differ, sorted_behind
+from inductor_passes.graph.trial_copy import TrialCopy
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats, ScheduleOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan, what
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
@@ -137,29 +137,14 @@ def _order(extracted: Extracted, wanted: Sequence[Sequence[fx.Node]]) -> list[fx
 
 
 def _sorted(behind: dict[int, set[int]]) -> list[int]:
-    users: dict[int, list[int]] = {i: [] for i in behind}
-    missing = {}
-    for i, sources in behind.items():
-        if i in sources:
-            raise CannotFollowError(
-                "A launch that the plan merges needs another one of its bucket."
-            )
-        missing[i] = len(sources)
-        for source in sources:
-            users[source].append(i)
-    ready = [i for i, count in missing.items() if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(i)
-        for user in users[i]:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, user)
-    if len(order) < len(behind):
-        raise CannotFollowError("The graph needs its launches in another order than the plan's.")
-    return order
+    if any(i in sources for i, sources in behind.items()):
+        raise CannotFollowError("A launch that the plan merges needs another one of its bucket.")
+    try:
+        return sorted_behind(behind)
+    except CycleError:
+        raise CannotFollowError(
+            "The graph needs its launches in another order than the plan's."
+        ) from None
 
 
 # A graph that gains less is not worth another order.
@@ -390,11 +375,11 @@ class ScheduleGraph(GraphPass):
         """A solution as it runs, seen on a copy of the graph."""
         # On a copy, because a bucket's real memory shows only in the graph, and a rejected trial
         # must leave no trace.
-        trial = copy.deepcopy(graph)
-        twin = dict(zip(graph.nodes, trial.nodes, strict=True))
+        trial = TrialCopy(graph)
+        twin = trial.twins()
         nodes = tuple(None if node is None else twin[node] for node in extracted.nodes)
-        self.apply(trial, dataclasses.replace(extracted, nodes=nodes), solution)
-        return simulate(trial, self.cost)
+        self.apply(trial.graph, dataclasses.replace(extracted, nodes=nodes), solution)
+        return simulate(trial.graph, self.cost)
 
     def _pays(self, solution: Solution, after: Timeline) -> bool:
         return 1 - after.makespan_us / solution.original_makespan_us >= LEAST_GAIN

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from inductor_passes.cost.model import CostModel
 from inductor_passes.graph.aliasing import alias_source
-from inductor_passes.graph.collectives import blocking_kind, group_name, kind, role
-from inductor_passes.graph.node_kinds import element_count, tensors
+from inductor_passes.graph.collectives import blocking_kind, group_name, kind, output_bytes, role
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute, live_bytes
 
@@ -67,12 +65,7 @@ def graph_live_bytes(
 
 def value_bytes(node: fx.Node) -> int:
     """Bytes of the tensors that a call makes; 0 for inputs and constants."""
-    if node.op != "call_function":
-        return 0
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return element_count(value) * value.dtype.itemsize
-    return sum(element_count(tensor) * tensor.dtype.itemsize for tensor in tensors(value))
+    return output_bytes(node) if node.op == "call_function" else 0
 
 
 COMPUTE_LANE = "compute"

@@ -16,7 +16,7 @@ from inductor_passes.split.rules import step_of
 from inductor_passes.split.rules.counting import keys_of
 from inductor_passes.split.rules.routing import SORTS
 from inductor_passes.split.rules.rows import Addends, Routed
-from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Layout
+from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Layout, Layouts
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ def spread(
     within: Collection[fx.Node] | None = None,
     *,
     without: Collection[fx.Node] = (),
-    edge: Mapping[fx.Node, Layout] | None = None,
+    edge: Layouts | None = None,
 ) -> Region:
     """Compute everything downstream of ``seed`` in chunks, as far as rules allow.
 
@@ -142,7 +142,7 @@ def _spread(
     within: Collection[fx.Node] | None,
     whole: Mapping[fx.Node, str],
     without: Collection[fx.Node],
-    edge: Mapping[fx.Node, Layout] | None,
+    edge: Layouts | None,
 ) -> Region:
     """Compute the nodes downstream of ``seed`` in chunks.
 

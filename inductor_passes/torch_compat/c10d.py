@@ -37,7 +37,7 @@ def process_group(group_name: str) -> object:
     """The group of that name; None if there is none. Seen in 2.11 to 2.15."""
     try:
         return _python_c10d._resolve_process_group(group_name)
-    except (RuntimeError, ValueError, KeyError, LookupError):
+    except (RuntimeError, ValueError, LookupError):
         return None
 
 
@@ -103,7 +103,7 @@ def group_size_of(group_name: str) -> int:
     """
     try:
         return int(_python_c10d._get_group_size_by_name(group_name))
-    except (RuntimeError, ValueError, KeyError, LookupError):
+    except (RuntimeError, ValueError, LookupError):
         return 0
 
 
@@ -112,9 +112,8 @@ def group_device_types(group_name: str) -> frozenset[str] | None:
 
     Empty where the group does not say. Seen in 2.11 to 2.15.
     """
-    try:
-        group = _python_c10d._resolve_process_group(group_name)
-    except (RuntimeError, ValueError, KeyError, LookupError):
+    group: Any = process_group(group_name)
+    if group is None:
         return None
     try:
         return frozenset(device.type for device in group._device_types)
@@ -125,19 +124,18 @@ def group_device_types(group_name: str) -> frozenset[str] | None:
 def group_ranks(group: object) -> tuple[int, ...] | None:
     """Global ranks of a group given by name or as an object; None if this process does not know it.
 
-    Accepts the stand-in that tracing makes of a group. ``_resolve_process_group`` and ``real_obj``
-    were seen in 2.11 to 2.15.
+    Accepts the stand-in that tracing makes of a group. ``real_obj`` was seen in 2.11 to 2.15.
     """
     if not dist.is_available() or not dist.is_initialized():
         return None
     group = getattr(group, "real_obj", group)
     try:
         if isinstance(group, str):
-            group = _python_c10d._resolve_process_group(group)
+            group = process_group(group)
         if isinstance(group, dist.ProcessGroup):
             return tuple(dist.get_process_group_ranks(group))
-    except (KeyError, LookupError, RuntimeError, ValueError):
-        return None  # a name that nobody registered, or a group already destroyed
+    except (LookupError, RuntimeError, ValueError):
+        return None  # a group already destroyed
     return None
 
 
@@ -229,15 +227,9 @@ def global_rank() -> int:
 
 
 def real_group_ranks(name: str) -> tuple[int, ...] | None:
-    """Global ranks of a group that moves data between processes, by name; None for any other.
-
-    ``_resolve_process_group`` was seen in 2.11 to 2.15.
-    """
-    try:
-        group = _python_c10d._resolve_process_group(name)
-        return tuple(dist.get_process_group_ranks(group)) if moves_data(group) else None
-    except (KeyError, LookupError, RuntimeError, ValueError):
-        return None
+    """Global ranks of a group that moves data between processes, by name; None for any other."""
+    group = process_group(name)
+    return group_ranks(group) if moves_data(group) else None
 
 
 def real_groups() -> dict[str, tuple[int, ...]]:
@@ -313,7 +305,7 @@ def own_name(name: str) -> str:
 
 def _register(group: Any, number: int) -> str:
     name = f"inductor_passes_group_{number}"
-    with contextlib.suppress(RuntimeError, ValueError, KeyError, LookupError):
+    with contextlib.suppress(RuntimeError, ValueError, LookupError):
         _native_c10d._unregister_process_group(name)  # of a job before in this process
     _native_c10d._register_process_group(name, group)
     return name

@@ -23,6 +23,7 @@ path wherever two products feed one collective. The same backwards gives tails. 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections.abc import Sequence
@@ -53,17 +54,13 @@ def lower_bound(problem: Problem) -> Bound:
     # whole bucket, which takes at least as long as its own payload does.
     path = max((h + a + t for h, a, t in zip(head, alone, tail, strict=True)), default=0.0)
     jobs: dict[str, list[Job]] = {}
-    slopes: dict[tuple[str, str], float] = {}
     for i, node in enumerate(nodes):
         if node.kind == "compute" and node.us > 0:
             jobs.setdefault("compute", []).append((head[i], node.us, tail[i]))
         elif node.kind == "launch":
             # The least slope of the link's table, not the time of this launch alone: in a large
             # bucket its latency is shared, and the bound must hold for every choice of buckets.
-            key = (node.group, node.op)
-            if key not in slopes:
-                slopes[key] = least_us_per_mib(problem.link_table(*key))
-            body = slopes[key] * node.payload / MIB
+            body = least_link_us(problem, i)
             jobs.setdefault(f"group {node.group}", []).append((head[i], body, tail[i]))
     by_resource = {name: one_machine_bound(listed) for name, listed in sorted(jobs.items())}
     by_resource["path"] = path
@@ -93,6 +90,7 @@ def heads_and_tails(problem: Problem, duration: list[float]) -> tuple[list[float
     return head, tail
 
 
+@functools.lru_cache(256)
 def least_us_per_mib(points: LinkTable) -> float:
     """The best rate that a link ever reaches, per MiB of payload, in any bucket."""
     steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(points)]
@@ -257,12 +255,8 @@ def limit_us(problem: Problem) -> float:
     bytes alone.
     """
     busy = {"": sum(node.us for node in problem.nodes if node.kind == "compute")}
-    rates: dict[tuple[str, str], float] = {}
-    for node in problem.nodes:
+    for i, node in enumerate(problem.nodes):
         if node.kind == "launch":
-            key = node.group, node.op
-            if key not in rates:
-                rates[key] = least_us_per_mib(problem.link_table(*key))
             link = f"group {node.group}"
-            busy[link] = busy.get(link, 0.0) + rates[key] * node.payload / MIB
+            busy[link] = busy.get(link, 0.0) + least_link_us(problem, i)
     return max(busy.values())

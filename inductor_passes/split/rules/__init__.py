@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 from torch import fx
@@ -13,7 +13,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Layout,
+    Layouts,
     Rule,
     fits,
     has_equal,
@@ -73,7 +73,7 @@ def _may_be_cut(target: object) -> None:
 
 def step_of(
     node: fx.Node,
-    layouts: Mapping[fx.Node, Layout],
+    layouts: Layouts,
     parts: int,
     whole: Collection[fx.Node] = (),
 ) -> InParts:

@@ -9,7 +9,7 @@ Gradients of keys and values are sums over the parts that see them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,14 +17,22 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import CAST, aten
-from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Layout, Maker, Rule, sizes
+from inductor_passes.split.rules.rule import (
+    Cut,
+    EndsError,
+    InParts,
+    Layouts,
+    Maker,
+    Rule,
+    sizes,
+)
 
 BATCH, TOKENS = Cut(0), Cut(2)  # of [batch, heads, tokens, width]
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def attention(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InParts:
+def attention(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Attend in a part of the batch, or for a part of the queries. A mask that all sequences
     share is read whole.
     """

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import MEMBERS, argument, group_size
-from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Layout, Rule, cut_of, sizes
+from inductor_passes.split.rules.rule import (
+    Cut,
+    EndsError,
+    InParts,
+    Layouts,
+    Rule,
+    cut_of,
+    sizes,
+)
 
 c10d = torch.ops._c10d_functional
-Layouts = Mapping[fx.Node, Layout]
 
 
 def _once(launch: fx.Node) -> None:

@@ -5,7 +5,7 @@ the sizes made of it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from inductor_passes.split.rules.rule import (
     EndsError,
     InParts,
     Layout,
+    Layouts,
     Rule,
     dims_of,
     extents,
@@ -39,7 +40,6 @@ from inductor_passes.split.rules.rule import (
 from inductor_passes.split.rules.views import reshaped
 
 c10d = torch.ops._c10d_functional
-Layouts = Mapping[fx.Node, Layout]
 _WHOLE = (torch.int16, torch.int32, torch.int64)
 _EXACT = (*_WHOLE, torch.float32, torch.float64)
 # Keep the keys, and their order, if not their shape.
@@ -59,7 +59,7 @@ _SAME = (
 
 def keys_of(node: fx.Node) -> fx.Node:
     """Return the value that holds the keys first, before views and casts."""
-    while node.target in _SAME or _takes_all(node):
+    while node.target in _SAME or takes_all(node):
         source = node.args[0]
         made, given = tensor(node), tensor(source)
         # A cast that rounds could make two keys equal: behind it they are other keys.
@@ -72,7 +72,7 @@ def keys_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def _takes_all(node: fx.Node) -> bool:
+def takes_all(node: fx.Node) -> bool:
     """Return whether a slice takes everything."""
     if node.target is not aten.slice.Tensor:
         return False
@@ -114,9 +114,8 @@ def one_hot_sum(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     rank = len(extents(source))
     found = tensor(node)
     dims = dims_of(node, rank)
-    if found is None or found.dtype not in _WHOLE or sorted(dims) != list(range(rank - 1)):
-        raise EndsError("it counts no keys")
-    if argument(node, "keepdim"):
+    keeps_dims = argument(node, "keepdim") or sorted(dims) != list(range(rank - 1))
+    if keeps_dims or found is None or found.dtype not in _WHOLE:
         raise EndsError("it counts no keys")
     at: Any = source
     while at.target in (prims.convert_element_type.default, aten._to_copy.default):
@@ -124,9 +123,8 @@ def one_hot_sum(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     if at.target is not aten.eq.Tensor:
         raise EndsError("it counts no keys")
     compared, classes = at.args
-    if not _is_range(classes) or not isinstance(compared, fx.Node):
-        raise EndsError("it counts no keys")
-    if extents(compared)[-1] != 1 or len(extents(compared)) != rank:
+    is_one_hot = _is_range(classes) and isinstance(compared, fx.Node)
+    if not is_one_hot or extents(compared)[-1] != 1 or len(extents(compared)) != rank:
         raise EndsError("it counts no keys")
     # Rows are those of the keys, whose last dimension is the one that is compared.
     layout = layouts.get(source)
@@ -202,13 +200,19 @@ def _addends(node: fx.Node, layouts: Layouts) -> dict[fx.Node, Addends]:
     return found
 
 
+def _addend(node: fx.Node, layouts: Layouts) -> tuple[fx.Node, Addends]:
+    """Return the one value that it reads, which has to be addends."""
+    (found,) = _addends(node, layouts).items()
+    return found
+
+
 def _keys(found: Iterable[Addends]) -> fx.Node | None:
     return next((layout.keys for layout in found if layout.keys is not None), None)
 
 
 def kept(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count on, in another shape or type."""
-    ((source, layout),) = _addends(node, layouts).items()
+    source, layout = _addend(node, layouts)
     made = tensor(node)
     if made is None or made.dtype not in _EXACT:
         raise EndsError("it takes counts for something else")
@@ -225,7 +229,7 @@ def linear(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
 
 def summed(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Add counts; those of equal runs of keys are counts again."""
-    ((source, layout),) = _addends(node, layouts).items()
+    source, layout = _addend(node, layouts)
     shape = extents(source)
     dims = sorted(set(dims_of(node, len(shape), default=list(range(len(shape))))))
     counts = layout.counts
@@ -236,33 +240,29 @@ def summed(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
         # Summed over trailing dimensions, neighbouring runs become one run: still counts of runs,
         # of fewer of them. Over the first one, runs of all ranks with one number are added.
         trailing = dims == list(range(len(shape) - len(dims), len(shape)))
-        if counts.at is not None or counts.every:
-            counts = None
-        elif trailing:
-            counts = replace(counts, groups=groups)
-        elif dims == [0] and counts.group:
-            counts = replace(counts, groups=groups, every=True)
-        else:
-            counts = None
+        every = not trailing and dims == [0] and bool(counts.group)
+        known = counts.at is None and not counts.every and (trailing or every)
+        counts = replace(counts, groups=groups, every=every) if known else None
     return InParts(Addends(counts, by=layout.keys), {source: layout})
 
 
 def accumulated(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Say where runs of keys end."""
-    ((source, layout),) = _addends(node, layouts).items()
+    source, layout = _addend(node, layouts)
     counts = layout.counts
-    one = counts is not None and counts.at is None and extents(source) == (counts.groups,)
+    one = counts is not None and counts.has_shape(extents(source))
     return InParts(Addends(by=layout.keys, ends=counts if one else None), {source: layout})
 
 
 def select_count(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Pick the count of one run of keys."""
-    ((source, layout),) = _addends(node, layouts).items()
+    source, layout = _addend(node, layouts)
     shape, index, counts = extents(source), argument(node, "index"), layout.counts
     if not isinstance(index, int):
         raise EndsError("it picks by a value")
-    one = counts is not None and counts.at is None and shape == (counts.groups,)
-    made = replace(counts, at=(index % shape[0],)) if one and counts is not None else None
+    made = None
+    if counts is not None and counts.has_shape(shape):
+        made = replace(counts, at=(index % shape[0],))
     if (ends := layout.ends) is not None and shape == (ends.groups,):
         made = replace(ends, at=tuple(range(index % shape[0] + 1)))
     return InParts(Addends(made, by=layout.keys), {source: layout})
@@ -270,19 +270,20 @@ def select_count(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
 
 def each(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Take counts apart."""
-    ((source, layout),) = _addends(node, layouts).items()
-    counts, shape = layout.counts, extents(source)
-    one = counts is not None and counts.at is None and shape == (counts.groups,)
-    found = [
-        Addends(replace(counts, at=(i,)) if one and counts is not None else None, by=layout.keys)
+    source, layout = _addend(node, layouts)
+    counts = layout.counts
+    if counts is not None and not counts.has_shape(extents(source)):
+        counts = None
+    found = (
+        Addends(counts and replace(counts, at=(i,)), by=layout.keys)
         for i in range(len(node.meta["val"]))
-    ]
+    )
     return InParts(tuple(found), {source: layout})
 
 
 def exchanged(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Tell each rank its share of the counts of a part."""
-    ((source, layout),) = _addends(node, layouts).items()
+    source, layout = _addend(node, layouts)
     given, taken = argument(node, "input_split_sizes"), argument(node, "output_split_sizes")
     ranks, shape, counts = group_size(node), extents(source), layout.counts
     if ranks < 1 or not shape or shape[0] % ranks:
@@ -298,7 +299,7 @@ def exchanged(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
 
 def size(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Make a size of a count: a symbol of its own for each part."""
-    ((source, layout),) = _addends(node, layouts).items()
+    source, layout = _addend(node, layouts)
     made, found = node.meta.get("val"), tensor(source)
     if found is None or found.dtype not in _WHOLE or not isinstance(made, torch.SymInt):
         raise EndsError("it makes no size of a count")
@@ -351,13 +352,12 @@ def condition(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     size, other = node.args
     layout = layouts.get(size) if isinstance(size, fx.Node) else None
     checks = all(user.target is aten._assert_scalar.default for user in node.users)
-    if checks and isinstance(other, fx.Node) and isinstance(layout, Addends):
-        return _both(node, layout, layouts)
-    if not checks or not isinstance(size, fx.Node) or not isinstance(layout, Addends):
+    if not checks or not isinstance(layout, Addends):
         raise EndsError("it compares the sum over all parts")
-    if not isinstance(other, int):
-        raise EndsError("it compares the sum over all parts")
-    if layout.counts is None and layout.total is None:
+    assert isinstance(size, fx.Node)
+    if isinstance(other, fx.Node):
+        return _both(node, size, other, layouts)
+    if not isinstance(other, int) or (layout.counts is None and layout.total is None):
         raise EndsError("it compares the sum over all parts")
     args: tuple[Any, ...] = node.args
     if node.target is operator.eq:
@@ -369,14 +369,12 @@ def condition(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     return InParts(Condition(), {size: layout}, args)
 
 
-def _both(node: fx.Node, layout: Addends, layouts: Layouts) -> InParts:
+def _both(node: fx.Node, size: fx.Node, other: fx.Node, layouts: Layouts) -> InParts:
     """Check for each part that two sizes are one number of rows, or that one counts some of
     those of the other.
     """
-    size, other = node.args
-    assert isinstance(size, fx.Node) and isinstance(other, fx.Node)
-    their = layouts.get(other)
-    if isinstance(their, Addends):
+    layout, their = layouts.get(size), layouts.get(other)
+    if isinstance(layout, Addends) and isinstance(their, Addends):
         same = layout.total is not None and layout.total == their.total
         few, all_ = (their, layout) if node.target is operator.ge else (layout, their)
         some = few.counts is not None and count_of(few.counts.rows) == all_.total

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import fx
 
@@ -14,7 +12,7 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Layout,
+    Layouts,
     Rule,
     cut_of,
     dims_of,
@@ -22,7 +20,9 @@ from inductor_passes.split.rules.rule import (
     is_broadcast,
     is_tensor,
     keeps_apart,
+    of_each_result,
     shape_of,
+    shared_cut,
 )
 
 # Elementwise, though torch does not tag them so.
@@ -48,20 +48,17 @@ def is_elementwise(target: object) -> bool:
     return torch.Tag.pointwise in target.tags or target in _UNTAGGED
 
 
-def elementwise(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InParts:
+def elementwise(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Align inputs from the right; of those that are not broadcast along the parts, each part
     reads its own.
     """
     rank = len(shape_of(node))
-    cuts = {
+    # Split twice, by rows and by columns, it would be parts x parts chunks.
+    cut = shared_cut(
         layout.moved(rank - len(shape_of(source)))
         for source, layout in layouts.items()
         if isinstance(layout, Cut)
-    }
-    # Split twice, by rows and by columns, it would be parts x parts chunks.
-    if len(cuts) != 1:
-        raise EndsError("its inputs lie in unlike parts")
-    (cut,) = cuts
+    )
     reads = {}
     for source in filter(is_tensor, node.all_input_nodes):
         shape = shape_of(source)
@@ -82,7 +79,7 @@ ADDING = {
 AS_BIAS = "one value is an operand and the bias, and they lie in unlike parts"
 
 
-def product(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InParts:
+def product(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Read both operands as the parts of one of them ask; a bias like the result."""
     a, b = node.args[-2:]
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
@@ -117,7 +114,7 @@ def product(node: fx.Node, layouts: Mapping[fx.Node, Layout], parts: int) -> InP
     return InParts(cut, reads)
 
 
-def _summed(node: fx.Node, a: fx.Node, b: fx.Node, layouts: Mapping[fx.Node, Layout]) -> InParts:
+def _summed(node: fx.Node, a: fx.Node, b: fx.Node, layouts: Layouts) -> InParts:
     """Contract part by part: what lies in no parts is read in those of the other operand."""
     rank = len(shape_of(node))
     found = [
@@ -140,7 +137,6 @@ def _summed(node: fx.Node, a: fx.Node, b: fx.Node, layouts: Mapping[fx.Node, Lay
 PRODUCT_RULES: dict[object, Rule] = dict.fromkeys(ADDING, product)
 
 
-Layouts = Mapping[fx.Node, Layout]
 # What makes the reduction over all parts of those over each.
 PLUS = {
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), aten.add.Tensor),
@@ -167,21 +163,14 @@ def reduce(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
             raise EndsError("a mean of unequal parts is none of theirs")
         return InParts(SUM, {source: cut}, plus=PLUS[node.target], mean=mean)
     gone = 0 if argument(node, "keepdim") else sum(dim < cut.dim for dim in set(dims))
-    several = node.meta.get("val")
-    made = cut.moved(-gone)
-    return InParts(
-        (made,) * len(several) if isinstance(several, (list, tuple)) else made, {source: cut}
-    )
+    return InParts(of_each_result(node, cut.moved(-gone)), {source: cut})
 
 
 def along(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Sort, pick or accumulate along one dimension, in which the parts do not lie; shapes stay."""
     source, cut = cut_of(node, layouts)
     keeps_apart(cut, dims_of(node, len(shape_of(source)), default=-1))
-    several = node.meta.get("val")
-    return InParts(
-        (cut,) * len(several) if isinstance(several, (list, tuple)) else cut, {source: cut}
-    )
+    return InParts(of_each_result(node, cut), {source: cut})
 
 
 def softmax(node: fx.Node, layouts: Layouts, parts: int) -> InParts:

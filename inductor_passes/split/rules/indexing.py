@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import fx
@@ -15,17 +14,18 @@ from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Layout,
+    Layouts,
     Rule,
     cut_of,
     dims_of,
     keeps_apart,
+    looked_up_by,
     shape_of,
+    shared_cut,
     sizes,
     source_of,
 )
 
-Layouts = Mapping[fx.Node, Layout]
 # What adds to its first argument, for the parts of a sum.
 ADDING = {
     target: target
@@ -66,11 +66,7 @@ def embedding_backward(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
 def gather(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Pick or put elements along one dimension, in which the parts do not lie."""
     read = [source for source in node.all_input_nodes if sizes(source)]
-    cuts = {layout for source, layout in layouts.items() if source in read}
-    if len(cuts) != 1:
-        raise EndsError("its inputs lie in unlike parts")
-    (cut,) = cuts
-    assert isinstance(cut, Cut)
+    cut = shared_cut(layout for source, layout in layouts.items() if source in read)
     keeps_apart(cut, dims_of(node, len(sizes(node))))
     # ``gather`` may read fewer rows than its input has; row i of a chunk would then be another row
     # of the whole.
@@ -114,9 +110,7 @@ def index_put(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     if isinstance(cut := layouts.get(into), Cut):
         keeps_apart(cut, [at])
         cuts.add(_behind(cut, at, by))
-    if len(cuts) != 1:
-        raise EndsError("its inputs lie in unlike parts")
-    (cut,) = cuts
+    cut = shared_cut(cuts)
     own = cut.moved(-short)
     reads = {values: own} if own.dim >= 0 and sizes(values)[own.dim] > 1 else {}
     if at <= cut.dim < at + len(sizes(by)):
@@ -134,11 +128,7 @@ def _put_where(node: fx.Node, mask: fx.Node, layouts: Layouts) -> InParts:
     assert isinstance(values, fx.Node)
     if math.prod(sizes(values)) != 1:
         raise EndsError("which of its values it puts where depends on what the mask holds")
-    cuts = {layout for source, layout in layouts.items() if source in (into, mask)}
-    if len(cuts) != 1:
-        raise EndsError("its inputs lie in unlike parts")
-    (cut,) = cuts
-    assert isinstance(cut, Cut)
+    cut = shared_cut(layout for source, layout in layouts.items() if source in (into, mask))
     return InParts(cut, {into: cut, **({mask: cut} if cut.dim < len(sizes(mask)) else {})})
 
 
@@ -150,11 +140,7 @@ def masked_add(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     at, by = _looked_up_by(node)
     assert isinstance(mask, fx.Node) and isinstance(values, fx.Node)
     rank = len(sizes(by))
-    cuts = {layout for source, layout in layouts.items() if source in (mask, by, values)}
-    if into in layouts or len(cuts) != 1:
-        raise EndsError("its inputs lie in unlike parts")
-    (cut,) = cuts
-    assert isinstance(cut, Cut)
+    cut = shared_cut(() if into in layouts else layouts.values())
     whole = sizes(values)
     unlike = whole != sizes(by) + sizes(into)[1:] or len(sizes(mask)) != len(whole)
     if at or cut.dim >= rank or unlike or sizes(mask)[cut.dim] != whole[cut.dim]:
@@ -172,10 +158,9 @@ def scatter_add(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     (along,) = dims_of(node, len(sizes(by)))
     if into in layouts or not any(isinstance(c, Cut) and c.dim == along for c in cuts):
         return gather(node, layouts, parts)
-    if len(cuts) > 1 or sizes(by) != sizes(values):
+    cut = shared_cut(cuts)
+    if sizes(by) != sizes(values):
         raise EndsError("its inputs lie in unlike parts")
-    (cut,) = cuts
-    assert isinstance(cut, Cut)
     return InParts(SUM, {by: cut, values: cut})
 
 
@@ -191,12 +176,11 @@ def _mask(node: fx.Node) -> fx.Node | None:
 
 def _looked_up_by(node: fx.Node) -> tuple[int, fx.Node]:
     """Return the dimension that is looked up in, and by what."""
-    indices = argument(node, "indices")
-    assert isinstance(indices, (list, tuple))
-    (at, by), *others = [(at, each) for at, each in enumerate(indices) if each is not None]
+    several = "it looks up by several tensors, or by a mask"
+    at, by = looked_up_by(argument(node, "indices"), several)
     found = tensor(by)
-    if others or not isinstance(by, fx.Node) or found is None or found.dtype == torch.bool:
-        raise EndsError("it looks up by several tensors, or by a mask")
+    if not isinstance(by, fx.Node) or found is None or found.dtype == torch.bool:
+        raise EndsError(several)
     return at, by
 
 

@@ -1,11 +1,15 @@
 """Operators that keep rows apart, on rows in a part's own order: each row of the whole is
 computed in the part that has it.
+
+Some compute sorted rows run by run, such as the adjacent rows of one expert: ``RULES_OF_RUNS``. A
+run has as many rows as its counts say.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,24 +18,36 @@ from torch import fx
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten, prims
 from inductor_passes.split.rules import dense
+from inductor_passes.split.rules.counting import sizes_in_order, takes_all
 from inductor_passes.split.rules.dense import PLUS, is_elementwise
-from inductor_passes.split.rules.rows import Addends, Alike, Base, Routed, Rows, count_of
+from inductor_passes.split.rules.rows import (
+    Addends,
+    Alike,
+    Base,
+    KeyCounts,
+    Routed,
+    Rows,
+    Run,
+    count_of,
+)
 from inductor_passes.split.rules.rule import (
+    NO_ROWS,
     SUM,
     Cut,
     EndsError,
     InParts,
     Layout,
+    Layouts,
     Rule,
     dims_of,
     extents,
     filled_with,
+    of_each_result,
     smaller,
     source_of,
 )
-from inductor_passes.split.rules.views import order_of, reshaped
+from inductor_passes.split.rules.views import permute, reshaped, squeeze, unsqueeze
 
-Layouts = Mapping[fx.Node, Layout]
 _FILLED_LIKE = (aten.full_like.default, aten.zeros_like.default, aten.ones_like.default)
 _SAME = (
     aten.clone.default,
@@ -43,12 +59,18 @@ _SAME = (
 UNLIKE = "its inputs have rows in unlike orders"
 
 
+def rows_of_source(node: fx.Node, layouts: Layouts) -> tuple[fx.Node, Routed]:
+    """Return the first argument, and its rows."""
+    source = source_of(node)
+    return source, rows_layout(source, layouts.get(source))
+
+
 def rows_layout(node: fx.Node, layout: object) -> Routed:
     """Return a layout as one of rows; those of a ``Cut`` are in the order of the whole."""
     if isinstance(layout, Cut):
         return Routed(layout.dim, Base(extents(node)[layout.dim], layout.outer))
     if not isinstance(layout, Routed):
-        raise EndsError("it takes a count, or several values, for rows")
+        raise EndsError(NO_ROWS)
     return layout
 
 
@@ -229,65 +251,33 @@ def _sized(node: fx.Node, sizes: object, layouts: Layouts) -> tuple[int, Routed,
     return dim, Routed(dim, Alike(layout.total), by=layout.keys), size
 
 
-def permute_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
-    """Follow the rows to their new place."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
-    order = order_of(node, len(extents(source)))
-    return InParts(layout.at(order.index(layout.dim)), {source: layouts[source]})
-
-
-def unsqueeze_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
-    """Count the dimension that is put in front."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
-    (at,) = dims_of(node, len(extents(source)) + 1)
-    return InParts(layout.moved(at <= layout.dim), {source: layouts[source]})
-
-
-def squeeze_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
-    """Count the dimensions that go."""
-    source = source_of(node)
-    layout, shape = rows_layout(source, layouts.get(source)), extents(source)
-    gone = {dim for dim in dims_of(node, len(shape)) if shape[dim] == 1}
-    made = layout.moved(-sum(dim < layout.dim for dim in gone))
-    return InParts(made, {source: layouts[source]})
-
-
-def _apart(node: fx.Node, layout: Routed, dims: list[int]) -> None:
+def _apart(layout: Routed, dims: list[int]) -> None:
     if layout.dim in dims:
         raise EndsError("it mixes rows, and those of other parts belong to them")
 
 
 def piece_of_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Take a piece along another dimension, or all of the rows."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
+    source, layout = rows_of_source(node, layouts)
     (at,) = dims_of(node, len(extents(source)), default=0)
-    start, end, step = (argument(node, name) for name in ("start", "end", "step"))
-    is_all = node.target is aten.slice.Tensor and start in (None, 0) and step in (None, 1)
-    if not is_all or not (end is None or (isinstance(end, int) and end >= 2**62)):
-        _apart(node, layout, [at])
+    if not takes_all(node):
+        _apart(layout, [at])
     less = node.target is aten.select.int and at < layout.dim
     return InParts(layout.moved(-less), {source: layouts[source]})
 
 
 def along_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Work along another dimension: sort, pick, accumulate or normalize there."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
+    source, layout = rows_of_source(node, layouts)
     if layout.points is not None or len(layouts) > 1:
         raise EndsError("it computes with places of rows, or with other values")
-    _apart(node, layout, dims_of(node, len(extents(source)), default=-1))
-    several = node.meta.get("val")
-    made = (layout,) * len(several) if isinstance(several, (list, tuple)) else layout
-    return InParts(made, {source: layouts[source]})
+    _apart(layout, dims_of(node, len(extents(source)), default=-1))
+    return InParts(of_each_result(node, layout), {source: layouts[source]})
 
 
 def reduce_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimensions that go; over rows, a sum is that of the sums of parts."""
-    source = source_of(node)
-    layout = rows_layout(source, layouts.get(source))
+    source, layout = rows_of_source(node, layouts)
     if layout.points is not None:
         raise EndsError("it computes with places of rows")
     rank = len(extents(source))
@@ -295,10 +285,7 @@ def reduce_rows(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     reads: dict[fx.Node, Layout] = {source: layouts[source]}
     if layout.dim not in dims:
         gone = 0 if argument(node, "keepdim") else sum(dim < layout.dim for dim in set(dims))
-        several, made = node.meta.get("val"), layout.moved(-gone)
-        return InParts(
-            (made,) * len(several) if isinstance(several, (list, tuple)) else made, reads
-        )
+        return InParts(of_each_result(node, layout.moved(-gone)), reads)
     # A chunk may have got no rows at all from the router: the largest of nothing has no value.
     if node.target not in _OF_NONE:
         raise EndsError("it reduces over rows, of which a part may have none, and is no sum")
@@ -373,9 +360,9 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys(
         (aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshape_rows
     ),
-    **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), permute_rows),
-    aten.unsqueeze.default: unsqueeze_rows,
-    **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), squeeze_rows),
+    **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), permute),
+    aten.unsqueeze.default: unsqueeze,
+    **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), squeeze),
     aten.expand.default: expand_rows,
     **dict.fromkeys((aten.full.default, aten.zeros.default, aten.ones.default), filled),
     **dict.fromkeys(
@@ -409,3 +396,114 @@ def rule_of_rows(target: object) -> Rule:
     if is_elementwise(target) and not random:
         return elementwise_rows
     raise EndsError("it has no rule for rows in a part's own order")
+
+
+def taken_apart(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
+    """Cut rows into runs of keys, of as many rows as are counted; or cut along another
+    dimension.
+    """
+    sizes = node.args[1]
+    source, layout = rows_of_source(node, layouts)
+    (at,) = dims_of(node, len(extents(source)), default=0)
+    if at != layout.dim:
+        return along_rows(node, layouts, parts)
+    count = len(node.meta["val"])
+    counts = sizes_in_order(sizes, count, layouts)
+    # Sizes of the whole would cut a chunk's rows at wrong places: only counts of the keys they are
+    # sorted by follow the chunk.
+    if counts is None or not counts.are_in(layout.rows) or layout.points is not None:
+        raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
+    share = counts.groups // count
+    runs = (tuple(range(i * share, (i + 1) * share)) for i in range(count))
+    found = (Run(replace(counts, at=at), layout.rows) for at in runs)
+    lies = tuple(Routed(layout.dim, run, by=layout.keys) for run in found)
+    return InParts(lies, dict(layouts))
+
+
+def runs_between(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
+    """Take runs of keys, by where counts say that they begin and end; or a piece along another
+    dimension.
+    """
+    source = source_of(node)
+    start, end = argument(node, "start"), argument(node, "end")
+    if not isinstance(start, fx.Node) and not isinstance(end, fx.Node):
+        return piece_of_rows(node, layouts, parts)
+    layout = rows_layout(source, layouts.get(source))
+    (at,) = dims_of(node, len(extents(source)), default=0)
+    bounds = [_before(bound, layouts) for bound in (start, end)]
+    several = {replace(counts, at=None) for counts in bounds if counts is not None}
+    if at != layout.dim or layout.points is not None or len(several) != 1:
+        raise EndsError("it takes rows that are no runs of keys")
+    (counts,) = several
+    first, last = (len(c.at or ()) if c is not None else 0 for c in bounds)
+    if not isinstance(end, fx.Node):
+        last = counts.groups if isinstance(end, int) and end >= 2**62 else -1
+    if (start not in (None, 0) and bounds[0] is None) or first >= last:
+        raise EndsError("it takes rows that are no runs of keys")
+    if argument(node, "step") not in (None, 1) or not counts.are_in(layout.rows):
+        raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
+    run = Run(replace(counts, at=tuple(range(first, last))), layout.rows)
+    return InParts(Routed(at, run, by=layout.keys), dict(layouts))
+
+
+def _before(bound: object, layouts: Layouts) -> KeyCounts | None:
+    """Return the counts of all runs before a bound."""
+    layout = layouts.get(bound) if isinstance(bound, fx.Node) else None
+    counts = layout.counts if isinstance(layout, Addends) else None
+    if counts is None or counts.at is None or sorted(counts.at) != list(range(len(counts.at))):
+        return None
+    return replace(counts, at=tuple(sorted(counts.at)))
+
+
+def put_together(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
+    """Join all runs of keys in order, which are all rows; or join along another dimension."""
+    joined = node.args[0]
+    assert isinstance(joined, (list, tuple))
+    found = [rows_layout(n, layouts[n]) for n in joined if isinstance(n, fx.Node) and n in layouts]
+    (at,) = dims_of(node, len(extents(node)), default=0)
+    if len(found) < len(joined) or any(layout.dim != at for layout in found):
+        return cat_rows(node, layouts, parts)
+    runs = [layout.rows for layout in found if isinstance(layout.rows, Run)]
+    of = {replace(run.counts, at=None) for run in runs}
+    held = [i for run in runs for i in run.counts.at or ()]
+    # Together again the runs must be all runs, in order: only then the rows are those that were
+    # cut.
+    if len(runs) < len(found) or len(of) != 1 or held != list(range(of.pop().groups)):
+        raise EndsError("it joins rows of parts behind each other")
+    rows = runs[0].of
+    if rows is None or any(run.of != rows for run in runs):
+        raise EndsError(UNLIKE)
+    made = Routed(at, rows, by=found[0].keys)
+    return InParts(layout_of_result(node, made), dict(layouts))
+
+
+def grouped_product(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
+    """Multiply rows by the weights of their run of keys; or make the gradients of these, which
+    are sums over the parts.
+    """
+    a, b, ends = node.args[0], argument(node, "mat2"), argument(node, "offs")
+    assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
+    ends_at = layouts.get(ends) if isinstance(ends, fx.Node) else None
+    counts = ends_at.ends if isinstance(ends_at, Addends) else None
+    if counts is None or argument(node, "bias") is not None:
+        raise EndsError("it multiplies by weights of runs that are not counted")
+    left = rows_layout(a, layouts[a]) if a in layouts else None
+    right = rows_layout(b, layouts[b]) if b in layouts else None
+    for layout in (left, right):
+        if layout is not None and (layout.points is not None or not counts.are_in(layout.rows)):
+            raise EndsError("its rows are not sorted by the keys that are counted")
+    reads: dict[fx.Node, Layout] = dict(layouts)
+    # Rows times the weights of their run: each chunk has rows of every run, and reads all weights.
+    if left is not None and right is None and left.dim == 0:
+        return InParts(Routed(0, left.rows, by=left.keys), reads)
+    if left is None or right is None or (left.dim, right.dim) != (1, 0):
+        raise EndsError("its operands lie in unlike parts")
+    return InParts(SUM, reads)
+
+
+RULES_OF_RUNS: dict[object, Rule] = {
+    aten.split_with_sizes.default: taken_apart,
+    aten.slice.Tensor: runs_between,
+    aten.cat.default: put_together,
+    **({aten._grouped_mm.default: grouped_product} if hasattr(aten, "_grouped_mm") else {}),
+}

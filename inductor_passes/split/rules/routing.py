@@ -7,7 +7,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import fx
 
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, group_size
 from inductor_passes.graph.edit import aten
-from inductor_passes.split.rules import counting, routed, runs
+from inductor_passes.split.rules import counting, routed
 from inductor_passes.split.rules.counting import keys_of, sizes_in_order
 from inductor_passes.split.rules.routed import agreed, layout_of_result, rows_layout, sliced
 from inductor_passes.split.rules.rows import (
@@ -36,15 +36,15 @@ from inductor_passes.split.rules.rule import (
     EndsError,
     InParts,
     Layout,
+    Layouts,
     Rule,
     constant,
     dims_of,
     extents,
     filled_with,
+    looked_up_by,
     source_of,
 )
-
-Layouts = Mapping[fx.Node, Layout]
 
 
 def sort(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
@@ -110,12 +110,8 @@ def _looked_up(node: fx.Node) -> tuple[fx.Node, int, fx.Node, int]:
     if node.target is aten.embedding.default:
         by, at, rank = argument(node, "indices"), 0, None
     elif node.target is aten.index.Tensor:
-        indices = argument(node, "indices")
-        assert isinstance(indices, (list, tuple))
-        several = [(i, each) for i, each in enumerate(indices) if each is not None]
-        if len(several) != 1:
-            raise EndsError("it looks up by several tensors")
-        ((at, by),), rank = several, None
+        at, by = looked_up_by(argument(node, "indices"), "it looks up by several tensors")
+        rank = None
     else:
         (at,), by = dims_of(node, len(extents(table))), argument(node, "index")
         rank = 1 if node.target is aten.gather.default else None
@@ -186,12 +182,7 @@ def _put_at(node: fx.Node) -> tuple[int, fx.Node, fx.Node, bool, bool]:
     """
     rank = len(extents(source_of(node)))
     if node.target in (aten.index_put.default, aten._unsafe_index_put.default):
-        indices = argument(node, "indices")
-        assert isinstance(indices, (list, tuple))
-        several = [(i, each) for i, each in enumerate(indices) if each is not None]
-        if len(several) != 1:
-            raise EndsError("it puts by several tensors")
-        ((at, by),) = several
+        at, by = looked_up_by(argument(node, "indices"), "it puts by several tensors")
         values, adds = argument(node, "values"), bool(argument(node, "accumulate"))
     else:
         (at,), by = dims_of(node, rank), argument(node, "index")
@@ -242,16 +233,13 @@ def repeat(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     repeats, size = source_of(node), argument(node, "output_size")
     layout = layouts.get(repeats)
     counts = layout.counts if isinstance(layout, Addends) else None
-    if not isinstance(layout, Addends) or counts is None or counts.every:
-        raise EndsError("it repeats as often as values say that are not counts of keys")
-    if counts.at is not None or extents(repeats) != (counts.groups,):
+    if layout is None or counts is None or counts.every or not counts.has_shape(extents(repeats)):
         raise EndsError("it repeats as often as values say that are not counts of keys")
     reads: dict[fx.Node, Layout] = {repeats: layout}
     total = layouts.get(size) if isinstance(size, fx.Node) else None
-    if not isinstance(size, fx.Node) or not isinstance(total, Addends):
+    if not isinstance(total, Addends) or total.total != count_of(counts.rows):
         raise EndsError("its size is not the number of all rows")
-    if total.total != count_of(counts.rows):
-        raise EndsError("its size is not the number of all rows")
+    assert isinstance(size, fx.Node) and isinstance(layout, Addends)
     reads[size] = total
     return InParts(Routed(0, counts.rows, by=layout.keys, labels=counts), reads)
 
@@ -312,7 +300,7 @@ RULES: dict[object, Rule] = {
 }
 
 
-_ROW_RULES: dict[object, Rule] = {**routed.RULES, **RULES, **runs.RULES}
+_ROW_RULES: dict[object, Rule] = {**routed.RULES, **RULES, **routed.RULES_OF_RUNS}
 SORTS = (aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable)
 
 

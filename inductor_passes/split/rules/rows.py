@@ -159,6 +159,10 @@ class KeyCounts:
         are_all = self.at is not None and sorted(self.at) == list(range(self.groups))
         return count_of(self.rows) if are_all else None
 
+    def has_shape(self, shape: tuple[object, ...]) -> bool:
+        """Return whether a value of this shape has one count of each run."""
+        return self.at is None and shape == (self.groups,)
+
     def are_in(self, rows: Rows) -> bool:
         """Return whether rows lie run after run, in the order in which they are counted."""
         if isinstance(rows, Sorted) and rows.by is not None and rows.by == self:

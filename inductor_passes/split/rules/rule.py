@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, cast
@@ -62,25 +62,6 @@ def quotient(size: Size, by: Size) -> Size | None:
     return found if surely_equal(found * by, size) else None
 
 
-def has_pieces(dim: int, outer: int, shape: Sequence[Size], parts: int) -> bool:
-    """Return whether a dimension of ``outer`` blocks has ``parts`` parts in each, none of them
-    empty.
-    """
-    rows = quotient(shape[dim], outer) if 0 <= dim < len(shape) else None
-    if rows is None:
-        return False
-    # A rank that follows a plan must accept what the planning rank accepted; its own rows may not
-    # divide evenly.
-    if may_be_unequal():
-        return size_hint(rows) >= parts
-    return isinstance(rows, int) and rows > 0 and rows % parts == 0
-
-
-def are_equal(size: Size, parts: int) -> bool:
-    """Return whether all parts of so many rows surely have the same size."""
-    return isinstance(size, int) and size % parts == 0
-
-
 def volume(shape: Sequence[Size]) -> Size:
     """Return the number of elements."""
     return as_number(math.prod(shape))
@@ -102,9 +83,13 @@ class Cut:
     dim: int
     outer: int = 1
 
+    def at(self, dim: int) -> Cut:
+        """Return the same cut of another dimension."""
+        return Cut(dim, self.outer)
+
     def moved(self, by: int) -> Cut:
         """Return the same cut, ``by`` dimensions further."""
-        return Cut(self.dim + by, self.outer)
+        return self.at(self.dim + by)
 
     def __str__(self) -> str:
         return f"dimension {self.dim}" + (f" in {self.outer} blocks" if self.outer > 1 else "")
@@ -113,6 +98,7 @@ class Cut:
 SUM: Final = "sum"  # or what else ``InParts.plus`` makes of parts
 One = Cut | Routed | Addends | Condition
 Layout = One | tuple[One | None, ...]  # a tuple where an operator has several results
+Layouts = Mapping[fx.Node, Layout]
 
 
 class SizeOf(Protocol):
@@ -143,7 +129,7 @@ class InParts:
     """
 
     out: Layout | Literal["sum"]
-    reads: Mapping[fx.Node, Layout] = field(default_factory=dict)
+    reads: Layouts = field(default_factory=dict)
     args: tuple[Any, ...] | Callable[[SizeOf], tuple[Any, ...]] | None = None
     plus: Any = aten.add.Tensor
     mean: bool = False
@@ -199,14 +185,21 @@ def shape_of(node: object) -> Shape:
 
 
 def fits(cut: Cut, shape: Shape, parts: int) -> bool:
-    """Return whether a shape has ``parts`` parts along a cut, as ``pieces`` says."""
-    return has_pieces(cut.dim, cut.outer, shape, parts)
+    """Return whether a shape has ``parts`` parts along a cut, in each block, none of them empty."""
+    rows = quotient(shape[cut.dim], cut.outer) if 0 <= cut.dim < len(shape) else None
+    if rows is None:
+        return False
+    # A rank that follows a plan must accept what the planning rank accepted; its own rows may not
+    # divide evenly.
+    if may_be_unequal():
+        return size_hint(rows) >= parts
+    return isinstance(rows, int) and rows > 0 and rows % parts == 0
 
 
 def has_equal(cut: Cut, shape: Shape, parts: int) -> bool:
     """Return whether the parts of a shape surely have the same size."""
     rows = quotient(shape[cut.dim], cut.outer)
-    return rows is not None and are_equal(rows, parts)
+    return isinstance(rows, int) and rows % parts == 0
 
 
 def smaller(shape: Shape, dim: int, parts: int) -> list[Size]:
@@ -220,7 +213,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 # Node, layouts of its inputs that lie in parts, number of parts -> step; raises EndsError.
-Rule = Callable[[fx.Node, Mapping[fx.Node, Layout], int], InParts]
+Rule = Callable[[fx.Node, Layouts, int], InParts]
 
 
 def source_of(node: fx.Node) -> fx.Node:
@@ -231,13 +224,54 @@ def source_of(node: fx.Node) -> fx.Node:
     return first
 
 
-def cut_of(node: fx.Node, layouts: Mapping[fx.Node, Layout]) -> tuple[fx.Node, Cut]:
+def cut_of(node: fx.Node, layouts: Layouts) -> tuple[fx.Node, Cut]:
     """Return the first argument, which must lie in parts, and its cut."""
     source = source_of(node)
     cut = layouts.get(source)
     if not isinstance(cut, Cut):
         raise EndsError("only values that it reads besides lie in parts")
     return source, cut
+
+
+def lies_of(node: fx.Node, layouts: Layouts) -> tuple[fx.Node, Cut | Routed]:
+    """Return the first argument, and in which parts it lies: cut, or rows in an order of theirs."""
+    source = source_of(node)
+    layout = layouts.get(source)
+    if not isinstance(layout, (Cut, Routed)):
+        what = "only values that it reads besides lie in parts"
+        raise EndsError(what if layout is None else NO_ROWS)
+    return source, layout
+
+
+NO_ROWS = "it takes a count, or several values, for rows"
+
+
+def shared_cut(layouts: Iterable[object]) -> Cut:
+    """Return the cut that inputs share. Raises EndsError if they lie in unlike parts."""
+    found = set(layouts)
+    if len(found) != 1:
+        raise EndsError("its inputs lie in unlike parts")
+    (cut,) = found
+    assert isinstance(cut, Cut)
+    return cut
+
+
+def of_each_result(node: fx.Node, layout: One) -> Layout:
+    """Return the layout of a node whose results all lie so: one, or several."""
+    made = node.meta.get("val")
+    return (layout,) * len(made) if isinstance(made, (list, tuple)) else layout
+
+
+def looked_up_by(listed: object, reason: str) -> tuple[int, object]:
+    """Return the one index of a list that has None for the other dimensions, and its dimension.
+
+    Raises EndsError with the reason if there are several.
+    """
+    assert isinstance(listed, (list, tuple))
+    found = [(at, each) for at, each in enumerate(listed) if each is not None]
+    if len(found) != 1:
+        raise EndsError(reason)
+    return found[0]
 
 
 def dims_of(node: fx.Node, rank: int, name: str = "dim", default: object = None) -> list[int]:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
 from inductor_passes.graph.collectives import argument
-from inductor_passes.graph.edit import aten
+from inductor_passes.graph.edit import aten, permutation
 from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
-    Layout,
+    Layouts,
     Rule,
     Shape,
     SizeOf,
     cut_of,
     dims_of,
+    extents,
     has_equal,
     is_broadcast,
     known,
+    lies_of,
     quotient,
     shape_of,
     sizes,
@@ -32,8 +33,6 @@ from inductor_passes.split.rules.rule import (
     volume,
 )
 from inductor_passes.torch_compat.nodes import surely_equal
-
-Layouts = Mapping[fx.Node, Layout]
 
 
 def reshape(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
@@ -99,37 +98,24 @@ def reshaped(cut: Cut, before: tuple[int, ...], after: tuple[int, ...], parts: i
 
 def permute(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Follow the dimension to its new place."""
-    source, cut = cut_of(node, layouts)
-    order = order_of(node, len(shape_of(source)))
-    return InParts(Cut(order.index(cut.dim), cut.outer), {source: cut})
-
-
-def order_of(node: fx.Node, rank: int) -> list[int]:
-    """Return which dimension of its input each dimension of a permutation is."""
-    order = list(range(rank))
-    if node.target is aten.permute.default:
-        order = dims_of(node, rank, "dims")
-    elif node.target is aten.t.default:
-        order.reverse()
-    else:
-        (a,), (b,) = dims_of(node, rank, "dim0"), dims_of(node, rank, "dim1")
-        order[a], order[b] = order[b], order[a]
-    return order
+    source, layout = lies_of(node, layouts)
+    order = permutation(node, len(extents(source)))
+    return InParts(layout.at(order.index(layout.dim)), {source: layout})
 
 
 def unsqueeze(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimension that is put in front."""
-    source, cut = cut_of(node, layouts)
-    (at,) = dims_of(node, len(shape_of(source)) + 1)
-    return InParts(cut.moved(at <= cut.dim), {source: cut})
+    source, layout = lies_of(node, layouts)
+    (at,) = dims_of(node, len(extents(source)) + 1)
+    return InParts(layout.moved(at <= layout.dim), {source: layout})
 
 
 def squeeze(node: fx.Node, layouts: Layouts, parts: int) -> InParts:
     """Count the dimensions that go."""
-    source, cut = cut_of(node, layouts)
-    shape = shape_of(source)
+    source, layout = lies_of(node, layouts)
+    shape = extents(source)
     gone = {dim for dim in dims_of(node, len(shape)) if is_broadcast(shape[dim])}
-    return InParts(cut.moved(-sum(dim < cut.dim for dim in gone)), {source: cut})
+    return InParts(layout.moved(-sum(dim < layout.dim for dim in gone)), {source: layout})
 
 
 def expand(node: fx.Node, layouts: Layouts, parts: int) -> InParts:

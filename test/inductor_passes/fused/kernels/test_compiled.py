@@ -9,7 +9,6 @@ pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-di
 
 import inductor_passes as ip
 from inductor_passes.errors import KernelError
-from inductor_passes.fused import command as listing
 from inductor_passes.fused import feature
 from inductor_passes.fused.kernels import availability, register_operators
 from inductor_passes.fused.kernels import workspace as spaces
@@ -54,4 +53,4 @@ def test_every_operator_of_the_list_is_registered():
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("inductor_passes::")
     }
-    assert {row.name for row in listing.KERNELS} == registered
+    assert {row.name for row in feature.KERNELS} == registered
