@@ -19,12 +19,14 @@ def test_every_option_is_documented():
 
 @pytest.mark.slow
 def test_the_example(tmp_path, torchrun):
-    (example,) = re.findall(r"```python\n(# example\.py.*?)```", README.read_text(), re.DOTALL)
-    (tmp_path / "example.py").write_text(example)
-    done = torchrun("example.py", ranks=2, timeout=300, cwd=tmp_path)
-    assert done.stdout.count("tensor(") == 2
+    (example,) = re.findall(r"```python\n(# train\.py.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(example)
+    done = torchrun("train.py", ranks=4, timeout=400, cwd=tmp_path)
+    losses = re.findall(r"^step \d: loss (\S+), eager mode (\S+)$", done.stdout, re.MULTILINE)
+    assert len(losses) == 4
+    assert all(float(loss) == pytest.approx(float(eager), abs=2e-5) for loss, eager in losses)
     assert "Traceback" not in done.stderr
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    for rank in (0, 1):
+    for rank in range(4):
         assert {f"report.rank{rank}.html", f"report.rank{rank}.json"} <= written
         assert f"trace.rank{rank}.json" in written

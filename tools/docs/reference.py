@@ -67,9 +67,7 @@ VARIABLES = {
         "A folder for each graph before its passes and after each pass that changed it, with the "
         "diffs."
     ),
-    plugins.OFF: (
-        "Names of plugins to leave out, separated by commas. Set it on all ranks."
-    ),
+    plugins.OFF: ("Names of plugins to leave out, separated by commas. Set it on all ranks."),
 }
 
 
@@ -179,17 +177,18 @@ def topology() -> str:
 def breaks() -> dict[str, list[tuple[str, str]]]:
     """Name of each break that the catalog knows -> its causes and fixes.
 
-    Words that come from a program stand in italics. Causes of one name share a fix where the fix
-    is the same text.
+    Words that come from a program stand in italics, and in code in capitals. Causes of one name
+    share a fix where the fix is the same text.
     """
     found: dict[str, list[tuple[str, str]]] = {}
     for cause in CATALOG:
         why = wrapped(re.sub(r"\$(\w+)", r"*\1*", cause.why))
+        fix = re.sub(r"\$(\w+)", lambda word: word[1].upper(), cause.fix)
         causes = found.setdefault(cause.name, [])
-        if causes and causes[-1][1] == cause.fix:
-            causes[-1] = (f"{causes[-1][0]}\n\n{why}", cause.fix)
+        if causes and causes[-1][1] == fix:
+            causes[-1] = (f"{causes[-1][0]}\n\n{why}", fix)
         else:
-            causes.append((why, cause.fix))
+            causes.append((why, fix))
     return found
 
 
@@ -225,7 +224,9 @@ def signature(name: str, documented: Callable[..., object]) -> str:
     elif inspect.Parameter.KEYWORD_ONLY in kinds:
         bare.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     line = f"{name}({', '.join(bare)})"
-    return line if len(line) <= 100 else "\n    ".join([f"{name}(", *(f"{b}," for b in bare)]) + "\n)"
+    return (
+        line if len(line) <= 100 else "\n    ".join([f"{name}(", *(f"{b}," for b in bare)]) + "\n)"
+    )
 
 
 def methods(class_: type) -> list[str]:
