@@ -47,7 +47,7 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """
     if page != root_doc:
         return
-    title, *sections = _SECTION.split(source[0])
+    sections = _SECTION.split(source[0])[1:]
     for name, text in zip(sections[::2], sections[1::2], strict=True):
         pages = "\n".join(_ENTRY.findall(text))
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {name}\n\n{pages}\n```\n"

@@ -1,6 +1,7 @@
 """The site of docs/: it builds without a warning, and a link to nowhere fails it."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def build(root):
     return subprocess.run(
         ["bash", "tools/docs/build.sh"],
         cwd=root,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(root)},
+        env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,
         check=False,
