@@ -29,11 +29,11 @@ HEAD = """# DDP and FSDP2 in compiled functions
 
 Each line is one program on two real gloo ranks. It trains six steps with SGD and with AdamW, on
 batches of equal and of different lengths. It runs three times: in eager mode, compiled whole, and
-with its blocks compiled. The test compares
+with its blocks compiled. The test compares three things:
 
-- all gradients after each backward, `None` or not;
-- parameters and buffers at the end;
-- the collectives and bytes of the last step, which never exceed eager mode's unless a line says so.
+- All gradients after each backward, `None` or not.
+- Parameters and buffers at the end.
+- Collectives and bytes of the last step. They never exceed eager mode's, unless a line says so.
 
 "In the graph" means: forward and backward are one graph each, and gathers, reductions and averages
 are operations of them. "Eager" means: a graph break with the quoted reason leaves the wrapper in

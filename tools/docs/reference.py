@@ -43,6 +43,8 @@ from inductor_passes.schedule.solver import problem_file
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DOCS = ROOT / "docs" / "reference"
+# Words of a cause that come from a program; with braces where a space may follow or not.
+FILLED = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 ENTRY = re.compile(r"^(\w[\w, ]*|``\w+``): (.*(?:\n {4}.*)*)", re.MULTILINE)
 VARIABLES = {
     settings.INDUCTOR: (
@@ -182,8 +184,10 @@ def breaks() -> dict[str, list[tuple[str, str]]]:
     """
     found: dict[str, list[tuple[str, str]]] = {}
     for cause in CATALOG:
-        why = wrapped(re.sub(r"\$(\w+)", r"*\1*", cause.why))
-        fix = re.sub(r"\$(\w+)", lambda word: word[1].upper(), cause.fix)
+        why = wrapped(
+            FILLED.sub(lambda word: f"*{word[1] or word[2]}*" + " " * bool(word[2]), cause.why)
+        )
+        fix = FILLED.sub(lambda word: (word[1] or word[2]).upper(), cause.fix)
         causes = found.setdefault(cause.name, [])
         if causes and causes[-1][1] == fix:
             causes[-1] = (f"{causes[-1][0]}\n\n{why}", fix)
