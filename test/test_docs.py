@@ -81,6 +81,12 @@ def test_the_glossary_has_only_words_that_are_used_in_order():
     assert [word for word in words if not re.search(rf"\b{word.lower()}", said)] == []
 
 
+def test_the_page_of_all_pages_lists_each():
+    index = ROOT / "docs" / "index.md"
+    listed = {index, *((index.parent / to).resolve() for to, _ in LINK.findall(index.read_text()))}
+    assert [str(page) for page in PAGES if page not in listed] == []
+
+
 def test_pages_link_the_glossary():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "index.md"):
         assert "glossary.md" in page.read_text(), page.name
