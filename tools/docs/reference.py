@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import importlib
 import inspect
 import json
@@ -45,7 +46,9 @@ ROOT = HERE.parents[1]
 DOCS = ROOT / "docs" / "reference"
 # Words of a cause that come from a program; with braces where a space may follow or not.
 FILLED = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-ENTRY = re.compile(r"^(\w[\w, ]*|``\w+``): (.*(?:\n {4}.*)*)", re.MULTILINE)
+# Where one entry of several on a line ends.
+NEXT_ENTRY = re.compile(r"(?<=\.) (?=`\w+`: )")
+ENTRY = re.compile(r"^(\w+(?:, \w+)*|``\w+``): (.*(?:\n {4}.*)*)", re.MULTILINE)
 VARIABLES = {
     settings.INDUCTOR: (
         'Set to 1: `backend="inductor"` compiles as `backend="dynamo_dist"` does, from the first '
@@ -219,37 +222,57 @@ def public_names() -> Iterator[tuple[str, list[dict[str, object]]]]:
 
 def signature(name: str, documented: Callable[..., object]) -> str:
     """How a function is called or a class is made, in lines of at most 100 columns."""
-    parameters = inspect.signature(documented).parameters.values()
-    bare = [str(each.replace(annotation=inspect.Parameter.empty)) for each in parameters]
-    # What stands only by position ends with a slash; what stands only by name follows a star.
-    kinds = [each.kind for each in parameters]
+    if isinstance(documented, type) and issubclass(documented, enum.Enum):
+        return "\n".join(f"{name}.{each.name}  # {each.value!r}" for each in documented)
+    bare = parameters(documented)
+    line = f"{name}({', '.join(bare)})"
+    if len(line) <= 100:
+        return line
+    return "\n    ".join([f"{name}(", *(f"{each}," for each in bare)]) + "\n)"
+
+
+def parameters(function: Callable[..., object]) -> list[str]:
+    """The parameters of a function as text, without types and without self or cls."""
+    found = [
+        each
+        for each in inspect.signature(function).parameters.values()
+        if each.name not in ("self", "cls")
+    ]
+    bare = [
+        str(each.replace(annotation=inspect.Parameter.empty)).replace("<factory>", "...")
+        for each in found
+    ]
+    # What is given only by position ends with a slash; what is given only by name follows a star.
+    kinds = [each.kind for each in found]
     if inspect.Parameter.POSITIONAL_ONLY in kinds:
         bare.insert(kinds.index(inspect.Parameter.POSITIONAL_ONLY) + 1, "/")
-    elif inspect.Parameter.KEYWORD_ONLY in kinds:
+    elif inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         bare.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
-    line = f"{name}({', '.join(bare)})"
-    return (
-        line if len(line) <= 100 else "\n    ".join([f"{name}(", *(f"{b}," for b in bare)]) + "\n)"
-    )
+    return bare
 
 
 def methods(class_: type) -> list[str]:
     """The public methods that a class defines, one list entry each."""
     return [
-        wrapped(f"- `{name}`: {summary(method)}", "  ")
-        for name, method in vars(class_).items()
-        if not name.startswith("_") and callable(getattr(class_, name)) and summary(method)
+        wrapped(f"- `{name}({', '.join(parameters(getattr(class_, name)))})`: {text}", "  ")
+        for name in vars(class_)
+        if not name.startswith("_")
+        and callable(getattr(class_, name))
+        and not isinstance(getattr(class_, name), type)
+        and (text := summary(getattr(class_, name)))
     ]
 
 
 def markdown(docstring: str) -> str:
-    """A docstring as Markdown: its paragraphs, and lines ``name: meaning`` as a list."""
+    """A docstring as Markdown: its paragraphs, and entries ``name: meaning`` as a list."""
     blocks = []
     for paragraph in docstring.split("\n\n"):
-        entries = ENTRY.findall(paragraph)
-        if entries and ENTRY.sub("", paragraph).strip() == "":
-            lines = (f"- `{names.strip('`')}`: {prose(meaning)}" for names, meaning in entries)
-            blocks.append("\n".join(wrapped(line, "  ") for line in lines))
+        lines = [f"`{names.strip('`')}`: {meaning}" for names, meaning in ENTRY.findall(paragraph)]
+        if not lines or ENTRY.sub("", paragraph).strip():
+            lines = [prose(paragraph)]
+        entries = [each for line in lines for each in NEXT_ENTRY.split(prose(line))]
+        if all(each.startswith("`") and "`: " in each for each in entries):
+            blocks.append("\n".join(wrapped(f"- {each}", "  ") for each in entries))
         else:
             blocks.append(wrapped(prose(paragraph)))
     return "\n\n".join(blocks)
