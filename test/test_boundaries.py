@@ -145,7 +145,7 @@ def test_each_step_of_a_compile_is_a_function_the_session_names():
 
 
 def test_the_structure_page_is_what_the_code_says():
-    page = (ROOT / "docs" / "structure.md").read_text()
+    page = (ROOT / "docs" / "reference" / "structure.md").read_text()
     assert page == structure["render"](), "run python tools/docs/structure.py"
 
 

@@ -299,8 +299,8 @@ OWN: tuple[Cause, ...] = (
             "because of another graph break in it."
         ),
         fix=(
-            "ddp = DistributedDataParallel(torch.compile(module))    # the wrapper in eager mode, "
-            "what it wraps in graphs"
+            "# the wrapper in eager mode, and what it wraps in graphs\n"
+            "ddp = DistributedDataParallel(torch.compile(module))"
         ),
     ),
     Cause(

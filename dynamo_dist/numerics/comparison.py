@@ -124,9 +124,9 @@ def compare(
     """Run ``model`` eager, under upstream Inductor and under ours, and say how they differ.
 
     model: a module or function; parameters may be DTensors. It runs as it is, and its values,
-        gradients, mode and the random state are restored afterwards. inputs: one tensor, a tuple or
-        list of arguments, or a mapping of keyword arguments, with local shapes where they are plain
-        tensors.
+        gradients, mode and the random state are restored afterwards.
+    inputs: one tensor, a tuple or list of arguments, or a mapping of keyword arguments, with local
+        shapes where they are plain tensors.
     steps: timed steps of each variant. The variants take turns, so that a busy machine slows all of
         them equally.
     loss: makes the scalar of the outputs; by default their ``loss``, or the sum of the floating

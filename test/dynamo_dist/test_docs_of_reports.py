@@ -17,8 +17,9 @@ from inductor_passes.report import logs as passes_logs
 from inductor_passes.report.figures import WHY_EXPOSED
 
 DOCS = Path(__file__).parents[2] / "docs"
-REPORT = (DOCS / "reading-the-report.md").read_text()
-PLUGINS = (DOCS / "plugins.md").read_text()
+REPORT = (DOCS / "reference" / "report.md").read_text()
+LOGS = (DOCS / "reference" / "logs.md").read_text()
+PLUGINS = (DOCS / "how-to" / "own-package.md").read_text()
 
 
 def rows(text, first):
@@ -43,7 +44,7 @@ def test_reasons():
 
 
 def test_names_of_logs():
-    found = {row[0].strip("`"): row[2].strip("`") for row in rows(REPORT, "TORCH_LOGS")}
+    found = {row[0].strip("`"): row[2].strip("`") for row in rows(LOGS, "TORCH_LOGS")}
     modules = {**passes_logs.modules(), **live.MODULES}
     assert found.pop("+dist") == ",".join(f"+{name}" for name in autoload.LOG_NAMES["dist"])
     assert found == {artifact: f"+{module}" for artifact, module in modules.items()}

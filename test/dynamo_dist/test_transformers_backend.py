@@ -1,4 +1,4 @@
-"""What docs/comparison.md says of transformers' Trainer: which backend its arguments name, and
+"""What docs/how-to/trainers.md says of transformers' Trainer: which backend its arguments name, and
 that it is ours.
 """
 

@@ -1,5 +1,5 @@
-"""Write docs/ddp-and-fsdp2.md: what DDP and FSDP2 do, and how it is in compiled functions, read off
-the programs that show it.
+"""Write docs/reference/ddp-and-fsdp2.md: what DDP and FSDP2 do in compiled functions, from the
+programs that show it.
 
 python tools/docs/conformance.py           # write it
 python tools/docs/conformance.py --check   # exit with 1 if it is not what the programs say
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "ddp-and-fsdp2.md"
+PAGE = ROOT / "docs" / "reference" / "ddp-and-fsdp2.md"
 PROGRAMS = ROOT / "test" / "e2e" / "conformance"
 TITLES = {
     "ddp": "DistributedDataParallel",
@@ -24,16 +24,20 @@ TITLES = {
 }
 HEAD = """# DDP and FSDP2 in compiled functions
 
-Each line is a program that runs on two real gloo ranks: six steps with SGD and with AdamW, with
-batches of equal and of different lengths on the ranks. It runs three times: in eager mode, compiled
-whole, and with its blocks compiled. After each backward all gradients are compared, `None` or not;
-at the end parameters and buffers; in the last step launches and bytes, which are at most eager
-mode's unless a line says otherwise. `python tools/docs/conformance.py` writes this page; `pytest -m
-"slow or sweep" test/e2e/conformance` runs all programs.
+`python tools/docs/conformance.py` writes this page from the programs in `test/e2e/conformance`.
+`pytest -m "slow or sweep" test/e2e/conformance` runs all of them.
+
+Each line is one program on two real gloo ranks. It trains six steps with SGD and with AdamW, on
+batches of equal and of different lengths. It runs three times: in eager mode, compiled whole, and
+with its blocks compiled. The test compares three things:
+
+- All gradients after each backward, `None` or not.
+- Parameters and buffers at the end.
+- Collectives and bytes of the last step. They never exceed eager mode's, unless a line says so.
 
 "In the graph" means: forward and backward are one graph each, and gathers, reductions and averages
-are operations of them. "Eager" means: a graph break with the quoted reason leaves the wrapper as
-torch runs it, around compiled pieces.
+are operations of them. "Eager" means: a graph break with the quoted reason leaves the wrapper in
+eager mode, around compiled blocks.
 """
 
 

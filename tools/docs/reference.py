@@ -1,21 +1,23 @@
-"""Write the pages of docs/ that the code tells: reference.md and graph-breaks.md.
+"""Write the pages of docs/reference that come from the code: one page for each template here.
 
     python tools/docs/reference.py           # write them
-    python tools/docs/reference.py --check   # exit with 1 if one is not what the code says
+    python tools/docs/reference.py --check   # exit with 1 if a page differs from the code
 
-What is said of a thing stands once, in its docstring; a test keeps the pages and the code together.
+The text about a thing stands once, in its docstring. A test keeps the pages and the code together.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import importlib
 import inspect
+import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -27,60 +29,63 @@ import inductor_passes.__main__ as of_inductor_passes
 import inductor_passes.errors
 from dynamo_dist import graph_compile, settings
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
+from dynamo_dist.diagnostics import live
 from dynamo_dist.diagnostics.breaks import CATALOG
+from dynamo_dist.diagnostics.records import json_schema
 from inductor_passes import order_pinning, plugins, registry
+from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.cost import topology as topology_file
 from inductor_passes.fused.kernels import availability
-from inductor_passes.graph_pass import ScheduleOptions
+from inductor_passes.graph_pass import PassContext, ScheduleOptions
 from inductor_passes.pass_options import PassOptions, extra_options
+from inductor_passes.report import logs as passes_logs
+from inductor_passes.schedule.solver import problem_file
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
-ENTRY = re.compile(r"^(\w[\w, ]*): (.*(?:\n {4}.*)*)", re.MULTILINE)
-EXTENSIONS = (
-    ("inductor_passes", "register"),
-    ("inductor_passes", "register_extension"),
-    ("inductor_passes", "register_topology"),
-    ("dynamo_dist.sharding", "register_rows"),
-    ("dynamo_dist.sharding", "register_strategy"),
-    ("dynamo_dist.trackers", "trace_instead"),
-    ("dynamo_dist.plugins", "register_frame_compiler"),
-)
-WITHOUT_A_BACKEND = (
-    ("dynamo_dist", "enable"),
-    ("dynamo_dist", "disable"),
-    ("inductor_passes", "install"),
-    ("inductor_passes", "uninstall"),
-    ("inductor_passes", "options"),
-    ("inductor_passes", "communication_pass"),
-)
+ROOT = HERE.parents[1]
+DOCS = ROOT / "docs" / "reference"
+# Words of a cause that come from a program; with braces where a space may follow or not.
+FILLED = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+# Where one entry of several on a line ends.
+NEXT_ENTRY = re.compile(r"(?<=\.) (?=`\w+`: )")
+ENTRY = re.compile(r"^(\w+(?:, \w+)*|``\w+``): (.*(?:\n {4}.*)*)", re.MULTILINE)
 VARIABLES = {
     settings.INDUCTOR: (
-        'Set to 1: compiles by `backend="inductor"` are as by `backend="dynamo_dist"` from the '
-        "first `torch.compile` on; the same on all ranks."
+        'Set to 1: `backend="inductor"` compiles as `backend="dynamo_dist"` does, from the first '
+        "`torch.compile` on. Set it on all ranks."
     ),
     settings.TRACKERS_OFF: (
-        "Trackers to leave to upstream, to find which one is at fault: "
+        "Trackers to leave to upstream, to find the one at fault: "
         f"{', '.join(settings.TRACKER_NAMES)}."
     ),
     settings.AGREEMENT_SECONDS: (
-        "How long a rank waits for others to compile the same graph; 0 settles nothing: the "
-        'program\'s order, nothing merged. With `compile="shared"` also how long a compile may '
-        "stand in one function before others compile for themselves."
+        "Seconds for which a rank waits for others to compile the same graph (30). With 0 there is "
+        "no agreement: graphs keep the program's order, and nothing is merged. With "
+        '`compile="shared"` also how long a compile may stay in one function before the other '
+        "ranks compile for themselves."
     ),
     availability.SECONDS_VARIABLE: (
-        "About how long a fused kernel waits for a peer before it gives up with an error (450, at "
-        "most 466); alike on all ranks."
+        "Seconds for which a fused kernel waits for a peer before it ends with an error (450, at "
+        "most 466). Set it on all ranks."
     ),
-    plugins.OFF: (
-        "Names of plugins, separated by commas, that are not loaded; the same on all ranks."
+    passes_logs.FOLDER: (
+        "A folder for each graph before its passes and after each pass that changed it, with the "
+        "diffs."
     ),
+    plugins.OFF: ("Names of plugins to leave out, separated by commas. Set it on all ranks."),
 }
 
 
 def prose(text: str) -> str:
     """A docstring's paragraph as Markdown on one line."""
     return " ".join(text.split()).replace("``", "`")
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Text in lines of at most 100 columns, as every page of docs/ has them."""
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def summary(documented: object) -> str:
@@ -118,10 +123,21 @@ def passes() -> Iterator[dict[str, str]]:
         of_all = "" if pass_.needs_collectives else "on graphs without a collective too"
         yield {
             "name": pass_.name,
-            "numerics": pass_.numerics.value,
+            "numerics": numerics(pass_),
             "summary": summary(pass_),
             "note": of_all,
         }
+
+
+def numerics(pass_: registry.Registered) -> str:
+    """How a pass may change numbers: the word that reports show, by default and under ``exact``."""
+    cost = TopologyCostModel(load_topology("cpu-gloo"))
+    usual, exact = (
+        (pass_.build(PassContext(cost, exact=exact)) if isinstance(pass_, type) else pass_)
+        for exact in (False, True)
+    )
+    word, with_exact = usual.numerics.value, exact.numerics.value
+    return word if word == with_exact else f"{word}; {with_exact} under `exact`"
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -135,17 +151,18 @@ def _below(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         if isinstance(action, argparse._SubParsersAction):
             for sub in action.choices.values():
                 sub.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
-                yield sub.prog, sub.format_help().rstrip()
+                yield sub.prog, "\n".join(map(_narrow, sub.format_help().rstrip().split("\n")))
                 yield from _below(sub)
 
 
-def calls(functions: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Functions as they are called, and what each does."""
-    for module, name in functions:
-        function = getattr(importlib.import_module(module), name)
-        parameters = inspect.signature(function).parameters.values()
-        bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
-        yield f"{module}.{name}{inspect.Signature(bare)}", summary(function)
+def _narrow(line: str) -> str:
+    """A line of help in at most 100 columns: argparse never breaks a list of choices."""
+    choices = line.find("{") + 1
+    lines = [line]
+    while len(lines[-1]) > 100 and choices:
+        at = lines[-1].rfind(",", 0, 100) + 1
+        lines[-1:] = [lines[-1][:at], " " * choices + lines[-1][at:]]
+    return "\n".join(lines)
 
 
 def errors(module: ModuleType) -> list[tuple[str, str]]:
@@ -162,12 +179,117 @@ def topology() -> str:
     return textwrap.dedent(text.split("::\n\n")[1].split("\n\nwhere")[0])
 
 
-def breaks() -> Iterator[tuple[str, str, str]]:
-    """Name, cause and fix of every break that the catalog knows; a break's own words stand as
-    names.
+def breaks() -> dict[str, list[tuple[str, str]]]:
+    """Name of each break that the catalog knows -> its causes and fixes.
+
+    Words that come from a program stand in italics, and in code in capitals. Causes of one name
+    share a fix where the fix is the same text.
     """
+    found: dict[str, list[tuple[str, str]]] = {}
     for cause in CATALOG:
-        yield cause.name, re.sub(r"\$(\w+)", r"*\1*", cause.why), cause.fix
+        why = wrapped(
+            FILLED.sub(lambda word: f"*{word[1] or word[2]}*" + " " * bool(word[2]), cause.why)
+        )
+        fix = FILLED.sub(lambda word: (word[1] or word[2]).upper(), cause.fix)
+        causes = found.setdefault(cause.name, [])
+        if causes and causes[-1][1] == fix:
+            causes[-1] = (f"{causes[-1][0]}\n\n{why}", fix)
+        else:
+            causes.append((why, fix))
+    return found
+
+
+def public_names() -> Iterator[tuple[str, list[dict[str, object]]]]:
+    """Module -> its public functions and classes, errors left out: those that users may name."""
+    names = json.loads((ROOT / "test" / "public_names.json").read_text())["names"]
+    by_module: dict[str, list[dict[str, object]]] = {}
+    for name in sorted(names):
+        module, _, last = name.rpartition(".")
+        if module.endswith("errors") or not module:
+            continue
+        documented = getattr(importlib.import_module(module), last)
+        if inspect.isfunction(documented) or inspect.isclass(documented):
+            by_module.setdefault(module, []).append(
+                {
+                    "name": name,
+                    "signature": signature(name, documented),
+                    "text": markdown(inspect.getdoc(documented) or ""),
+                    "methods": methods(documented) if inspect.isclass(documented) else [],
+                }
+            )
+    yield from sorted(by_module.items())
+
+
+def signature(name: str, documented: Callable[..., object]) -> str:
+    """How a function is called or a class is made, in lines of at most 100 columns."""
+    if isinstance(documented, type) and issubclass(documented, enum.Enum):
+        return "\n".join(f"{name}.{each.name}  # {each.value!r}" for each in documented)
+    bare = parameters(documented)
+    line = f"{name}({', '.join(bare)})"
+    if len(line) <= 100:
+        return line
+    return "\n    ".join([f"{name}(", *(f"{each}," for each in bare)]) + "\n)"
+
+
+def parameters(function: Callable[..., object]) -> list[str]:
+    """The parameters of a function as text, without types and without self or cls."""
+    found = [
+        each
+        for each in inspect.signature(function).parameters.values()
+        if each.name not in ("self", "cls")
+    ]
+    bare = [
+        str(each.replace(annotation=inspect.Parameter.empty)).replace("<factory>", "...")
+        for each in found
+    ]
+    # What is given only by position ends with a slash; what is given only by name follows a star.
+    kinds = [each.kind for each in found]
+    if inspect.Parameter.POSITIONAL_ONLY in kinds:
+        bare.insert(kinds.index(inspect.Parameter.POSITIONAL_ONLY) + 1, "/")
+    elif inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        bare.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    return bare
+
+
+def methods(class_: type) -> list[str]:
+    """The public methods that a class defines, one list entry each."""
+    return [
+        wrapped(f"- `{name}({', '.join(parameters(getattr(class_, name)))})`: {text}", "  ")
+        for name in vars(class_)
+        if not name.startswith("_")
+        and callable(getattr(class_, name))
+        and not isinstance(getattr(class_, name), type)
+        and (text := summary(getattr(class_, name)))
+    ]
+
+
+def markdown(docstring: str) -> str:
+    """A docstring as Markdown: its paragraphs, and entries ``name: meaning`` as a list."""
+    blocks = []
+    for paragraph in docstring.split("\n\n"):
+        lines = [f"`{names.strip('`')}`: {meaning}" for names, meaning in ENTRY.findall(paragraph)]
+        if not lines or ENTRY.sub("", paragraph).strip():
+            lines = [prose(paragraph)]
+        entries = [each for line in lines for each in NEXT_ENTRY.split(prose(line))]
+        if all(each.startswith("`") and "`: " in each for each in entries):
+            blocks.append("\n".join(wrapped(f"- {each}", "  ") for each in entries))
+        else:
+            blocks.append(wrapped(prose(paragraph)))
+    return "\n\n".join(blocks)
+
+
+def report_fields() -> Iterator[tuple[str, str, list[str]]]:
+    """Each record of the report's schema: its name, what it is, and the fields it has."""
+    definitions = json_schema()["$defs"]
+    assert isinstance(definitions, dict)
+    for name, definition in definitions.items():
+        text = prose(definition.get("description", "")).partition(". ")[0].rstrip(".")
+        yield name, text, list(definition["properties"])
+
+
+def problem_form() -> str:
+    """The text on the form of schedule problems, from the module that reads them."""
+    return wrapped(prose((inspect.getdoc(problem_file) or "").split("\n\n")[1]))
 
 
 def render() -> dict[str, str]:
@@ -180,28 +302,30 @@ def render() -> dict[str, str]:
         undefined=jinja2.StrictUndefined,
         autoescape=False,
     )
-    reference = environment.get_template("reference.md.j2").render(
-        options=options(),
-        schedule=described(ScheduleOptions),
-        passes=passes(),
-        pin=order_pinning.NAME,
-        commands=commands(),
-        variables=VARIABLES,
-        logs=LOG_NAMES,
-        artifacts=ARTIFACTS,
-        plugin_group=registry.PLUGIN_GROUP,
-        extensions=calls(EXTENSIONS),
-        without_a_backend=calls(WITHOUT_A_BACKEND),
-        errors={
+    values = {
+        "options": list(options()),
+        "schedule": list(described(ScheduleOptions)),
+        "passes": list(passes()),
+        "pin": order_pinning.NAME,
+        "commands": list(commands()),
+        "variables": VARIABLES,
+        "logs": LOG_NAMES,
+        "artifacts": ARTIFACTS,
+        "log_modules": {**passes_logs.modules(), **live.MODULES},
+        "plugin_group": registry.PLUGIN_GROUP,
+        "errors": {
             "dynamo_dist.errors": errors(dynamo_dist.errors),
             "inductor_passes.errors": errors(inductor_passes.errors),
         },
-        topology=topology(),
-    )
-    graph_breaks = environment.get_template("graph-breaks.md.j2").render(breaks=breaks())
+        "topology": topology(),
+        "problem": problem_form(),
+        "report_fields": list(report_fields()),
+        "modules": list(public_names()),
+        "breaks": breaks(),
+    }
     return {
-        name: text.rstrip() + "\n"
-        for name, text in (("reference.md", reference), ("graph-breaks.md", graph_breaks))
+        path.stem: environment.get_template(path.name).render(values).rstrip() + "\n"
+        for path in sorted(HERE.glob("*.md.j2"))
     }
 
 

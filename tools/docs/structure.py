@@ -1,8 +1,8 @@
-"""Write docs/structure.md: the layers of both packages and which imports which, read off the
+"""Write docs/reference/structure.md: the layers of both packages and which imports which, from the
 sources.
 
-    python tools/docs/structure.py # write it python tools/docs/structure.py --check # exit with 1
-    if it is not what the code says, or if layers form a cycle
+    python tools/docs/structure.py           # write it
+    python tools/docs/structure.py --check   # exit with 1 if it differs, or if layers form a cycle
 
 A layer is a folder, or a module that stands beside the folders. Arrows that follow from others are
 left out.
@@ -19,7 +19,7 @@ from pathlib import Path
 import networkx as nx
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "structure.md"
+PAGE = ROOT / "docs" / "reference" / "structure.md"
 PACKAGES = ("inductor_passes", "dynamo_dist")
 
 
@@ -125,16 +125,17 @@ def render() -> str:
     lines = [
         "# Structure",
         "",
-        "Written by `python tools/docs/structure.py` from the imports of the sources; a test fails",
-        "on an arrow upwards or a cycle, and when this page is not what the code says. A layer",
-        "imports what stands above it in these tables, and nothing else; `dynamo_dist` imports",
-        "`inductor_passes`, never the other way round. Arrows that follow from others are left",
+        "`python tools/docs/structure.py` writes this page from the imports of the sources. A test",
+        "fails on an import upwards, on a cycle, and when this page differs from the code.",
+        "",
+        "A layer imports only layers above it in these tables. `dynamo_dist` imports",
+        "`inductor_passes`, never the other way round. Imports that follow from others are left",
         "out.",
         "",
         "## One compile",
         "",
-        "`inductor_passes/inductor/session.py` is the driver. Below a step stand those that torch",
-        "calls back for:",
+        "`inductor_passes/inductor/session.py` is the driver. Indented below a step are the steps",
+        "for which torch calls back:",
         "",
         "```text",
         *(line for _, line in compile_steps()),

@@ -1,4 +1,4 @@
-"""Rows of docs/dtensor-in-graphs.md: is a program one graph, with eager mode's numbers on every
+"""Rows of docs/reference/dtensor-in-graphs.md: is a program one graph, with eager mode's numbers on every
 rank?
 """
 

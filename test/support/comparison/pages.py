@@ -1,4 +1,4 @@
-"""Pages of docs/ that are written from results: ``dtensor-in-graphs.md``, and the tables of
+"""Pages of docs/reference that are written from results: ``dtensor-in-graphs.md``, and the tables of
 ``strategies.md``.
 """
 
@@ -20,8 +20,8 @@ from dynamo_dist.diagnostics.breaks import advise, parse
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "tools" / "bench" / "results" / "dtensor_in_graphs.json"
-GRAPHS = ROOT / "docs" / "dtensor-in-graphs.md"
-STRATEGIES = ROOT / "docs" / "strategies.md"
+GRAPHS = ROOT / "docs" / "reference" / "dtensor-in-graphs.md"
+STRATEGIES = ROOT / "docs" / "reference" / "strategies.md"
 CLASSES = ("works", "breaks", "refuses", "error", "wrong", "hangs")
 CLASS_OF = {"right": "works", "hang": "hangs", "crash": "error"}
 FIRST_ROW = "| rules | operators |"
@@ -83,17 +83,24 @@ def _verdict(end: End) -> str:
 HEAD = """\
 # DTensor programs in graphs
 
-{number} short programs, each run on {ranks} gloo ranks on CPUs in three ways: in eager mode, by `torch.compile` with the plugin off, and
-by `torch.compile(backend="dynamo_dist")`. Made by `python tools/parity.py --part graphs --pages` with torch {torch}; the programs are in `test/support/comparison/in_graphs/`.
+`python tools/parity.py --part graphs --pages` wrote this page with torch {torch}. The {number}
+short programs are in `test/support/comparison/in_graphs/`. Each ran on {ranks} gloo ranks on
+CPUs, three times: in eager mode, by `torch.compile` with the plugin off, and by
+`torch.compile(backend="dynamo_dist")`.
 
-- *works*: no graph break, and eager mode's numbers on every rank: results, gradients, and what was written to. Ranks that hold other lengths are meant
-  where a row says so.
-- *breaks*: the same numbers, with graph breaks.
-- *refuses*: an error that names what is not done, or any error on every rank where eager mode raises too.
-- *error*: another error. *wrong*: other numbers than in eager mode. *hangs*: no end within {seconds} s.
+| word | means |
+| --- | --- |
+| works | No graph break, and eager mode's numbers on every rank: results, gradients, mutated inputs. |
+| breaks | The same numbers, with graph breaks. |
+| refuses | An error that names what is not done, or an error on every rank where eager mode raises too. |
+| error | Another error. |
+| wrong | Other numbers than in eager mode. |
+| hangs | No end within {seconds} s. |
 
-Compiled code is Inductor's, whose kernels on the CPU are torch's own operators (`fallback_by_default`). Attention by `flex_attention` is traced
-and not lowered. Where eager mode itself raises without the plugin, or takes a rank's part for the whole, its numbers with the plugin on are taken for the truth, and *(eager)* stands behind the row.
+On the CPU, Inductor calls torch's own kernels here (`fallback_by_default`). `flex_attention` is
+traced and not lowered. Some programs raise in eager mode without the plugin, or take one rank's
+shard for the whole tensor. The reference is then eager mode with the plugin on, and the row says
+*(eager)*.
 
 {counts}
 
