@@ -31,14 +31,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from dynamo_dist.settings import DistConfig
 from dynamo_dist.torch_compat import (
+    aot_partition,
+    aot_runtime,
+    aot_tracing,
     dtensor_dispatch,
+    dtensor_placements,
+    dtensor_ranks,
     dtensor_specs,
     dynamo_building,
     dynamo_dtensors,
     dynamo_trackers,
 )
 from dynamo_dist.torch_compat.patching import Patch
+from dynamo_dist.tracing import contexts, distribution, dtensor_views, higher_order, placement
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat import InstructionTranslatorBase, Source, VariableTracker
@@ -337,4 +344,37 @@ def construction_patches() -> list[Patch]:
     return [
         *dynamo_trackers.on_construction(DTensor, answer),
         *dynamo_trackers.on_function(DTensor.from_local, from_local),
+    ]
+
+
+def patches(config: DistConfig) -> list[Patch]:
+    """Everything to apply for DTensors, in order; nothing is applied here."""
+    return [
+        *dtensor_views.views_patches(),
+        *attributes_patches(),
+        *construction_patches(),
+        *higher_order.branches_patches(),
+        *copies_patches(),
+        *data_sizes_patches(),
+        *distribution.patches(),
+        *contexts.debug_patches(),
+        *placement.reduce_op_patches(),
+        *contexts.loss_parallel_patches(),
+        *contexts.implicit_replication_patches(),
+        *inside_operators_patches(),
+        *higher_order.regions_patches(),
+        *subclasses_patches(),
+        *dtensor_views.unused_outputs_patches(),
+        *aot_runtime.keep_first_symbols(),
+        *aot_tracing.equal_meshes_are_one(),
+        *dynamo_dtensors.sizes_of_bases_are_inputs(),
+        *aot_runtime.write_to_pending_inputs(),
+        *aot_runtime.pending_inputs_have_gradients(),
+        *dtensor_placements.keep_strided_shards(),
+        *dtensor_placements.cut_empty_shards(),
+        *dtensor_placements.count_strided_shards_with_real_tensors(),
+        *dtensor_placements.fix_split_factors(),
+        *aot_partition.save_states_before_objects(),
+        *aot_partition.draw_once(),
+        *dtensor_ranks.random_on_cpu(),
     ]

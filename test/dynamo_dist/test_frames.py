@@ -18,8 +18,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dynamo_dist
-from dynamo_dist import patch_stack, switch
+from dynamo_dist import patch_stack
 from dynamo_dist.testing import fake_mesh
+from dynamo_dist.torch_compat import patching
 from dynamo_dist.torch_compat.patching import SetAttribute
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -115,7 +116,7 @@ def is_ours(code, places=("",)):
 def changed_for_eager():
     """Functions of ours that stand in torch, outside of its compilers: one of each code."""
     found = {}
-    for patch in switch._applied:
+    for patch in patching._applied:
         owner = getattr(patch, "owner", None)
         module = owner if isinstance(owner, types.ModuleType) else type(owner)
         module = owner.__module__ if isinstance(owner, type) else module.__name__

@@ -95,10 +95,10 @@ def planted(call):
 
 
 def test_an_error_in_a_strategy_of_ours_is_no_gather(monkeypatch):
-    from dynamo_dist.sharding.rules import registry
+    from dynamo_dist.sharding import rules
 
     dynamo_dist.disable()
-    monkeypatch.setitem(registry.indexing.INDEXING_ROWS, "aten.searchsorted.Tensor", planted)
+    monkeypatch.setitem(rules.indexing.INDEXING_ROWS, "aten.searchsorted.Tensor", planted)
     dynamo_dist.enable()
     with all_ranks(4) as ranks, pytest.raises(StrategyError) as caught:
         torch.searchsorted(split(torch.arange(8), ranks, [Shard(0)]), torch.tensor(3))
