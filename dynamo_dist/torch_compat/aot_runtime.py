@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves
 from dynamo_dist.torch_compat.patching import (
     Patch,
     SetAttribute,
+    Upstream,
     WrapAttribute,
+    WrapFunction,
     _optional_module,
     has,
 )
@@ -34,22 +36,23 @@ def on_forward_with_tangents(
     a ``cls``.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def post_compile(
-            self: Any, compiled_fn: Any, *args: object, runtime_metadata: Any, **kwargs: object
-        ) -> object:
-            tangents = runtime_metadata.subclass_tangent_meta or ()
-            kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
-            # With one gradient there is no backward at all where it is absent, so nothing has to be
-            # watched.
-            if self.trace_joint and len(kinds) > 1 and cls in kinds:
-                compiled_fn = wrap(compiled_fn)
-            return upstream(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
+    def post_compile(
+        upstream: Upstream,
+        self: Any,
+        compiled_fn: Any,
+        *args: object,
+        runtime_metadata: Any,
+        **kwargs: object,
+    ) -> object:
+        tangents = runtime_metadata.subclass_tangent_meta or ()
+        kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
+        # With one gradient there is no backward at all where it is absent, so nothing has to be
+        # watched.
+        if self.trace_joint and len(kinds) > 1 and cls in kinds:
+            compiled_fn = wrap(compiled_fn)
+        return upstream(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
 
-        return post_compile
-
-    return [WrapAttribute(_runtime_wrappers.RuntimeWrapper, "post_compile", changed)]
+    return [WrapFunction(_runtime_wrappers.RuntimeWrapper, "post_compile", post_compile)]
 
 
 def on_plain_tangent(
@@ -131,7 +134,7 @@ def write_to_pending_inputs() -> list[Patch]:
     if hasattr(_optional_module("torch._functorch._aot_autograd.schemas"), "ActInputPath"):
         return []
 
-    def changed(upstream: Callable[..., object]) -> object:
+    def changed(upstream: Upstream) -> Upstream:
         @functools.wraps(upstream)
         def dispatch(
             func: Any,

@@ -20,7 +20,7 @@ from dynamo_dist.program import Choice, Spec
 from dynamo_dist.torch_compat.dtensor_dispatch import Handler
 from dynamo_dist.torch_compat.dtensor_placements import placement, words
 from dynamo_dist.torch_compat.dtensor_strategies import has_strategy
-from dynamo_dist.torch_compat.patching import SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.patching import SetAttribute, Upstream, WrapAttribute
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -152,7 +152,7 @@ def remembered_ways() -> Iterator[None]:
     """
     known: dict[object, object] = {}
 
-    def remembering(upstream: Callable[..., object]) -> object:
+    def remembering(upstream: Upstream) -> Upstream:
         def find(*asked: object) -> object:
             try:
                 if asked not in known:
@@ -205,7 +205,7 @@ def offered(schema: object, inputs: int, outputs: int) -> list[Choice]:
     """Every strategy that DTensor weighs for ``schema``."""
     found: list[Choice] = []
 
-    def select(upstream: Callable[..., object], strategies: Any, *rest: object) -> object:
+    def select(upstream: Upstream, strategies: Any, *rest: object) -> object:
         found.extend(_choice_of(s, inputs, outputs) for s in strategies.strategies)
         return upstream(strategies, *rest)
 
@@ -225,7 +225,7 @@ def steered(choice: Choice | None) -> Iterator[None]:
         yield
         return
 
-    def select(upstream: Callable[..., object], strategies: Any, *rest: object) -> object:
+    def select(upstream: Upstream, strategies: Any, *rest: object) -> object:
         for s in strategies.strategies:
             if _choice_of(s, len(choice.inputs), len(choice.outputs)) == choice:
                 return s

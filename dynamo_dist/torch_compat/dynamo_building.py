@@ -36,7 +36,8 @@ from dynamo_dist.torch_compat.patching import (
     _MISSING,
     Patch,
     SetAttribute,
-    WrapAttribute,
+    Upstream,
+    WrapFunction,
     _optional,
 )
 
@@ -318,33 +319,30 @@ def on_data_dependent_sizes(refuse: Callable[[str], None]) -> list[Patch]:
     2.15.
     """
 
-    def checked(upstream: Callable[..., object]) -> Callable[..., Any]:
-        @functools.wraps(upstream)
-        def get_fake_value(
-            node: fx.Node,
-            tx: InstructionTranslatorBase,
-            *args: object,
-            **kwargs: object,
-        ) -> object:
-            given = [each.meta.get("example_value") for each in node.all_input_nodes]
-            # No tree is looked through where there is none: every operation of every program passes
-            # here.
-            kinds = (DTensor, list, tuple)
-            if not any(isinstance(each, kinds) for each in given) or not any(
-                isinstance(each, DTensor) for each in tree_leaves(given)
-            ):
-                return upstream(node, tx, *args, **kwargs)
-            if _indexes_by_mask(node):
-                refuse("indexing by a mask")
-            value = upstream(node, tx, *args, **kwargs)
-            made = _unbacked([each for each in tree_leaves(value) if isinstance(each, DTensor)])
-            if made and made - _unbacked(given):
-                refuse(str(getattr(node.target, "__name__", node.target)))
-            return value
+    def get_fake_value(
+        upstream: Upstream,
+        node: fx.Node,
+        tx: InstructionTranslatorBase,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        given = [each.meta.get("example_value") for each in node.all_input_nodes]
+        # No tree is looked through where there is none: every operation of every program passes
+        # here.
+        kinds = (DTensor, list, tuple)
+        if not any(isinstance(each, kinds) for each in given) or not any(
+            isinstance(each, DTensor) for each in tree_leaves(given)
+        ):
+            return upstream(node, tx, *args, **kwargs)
+        if _indexes_by_mask(node):
+            refuse("indexing by a mask")
+        value = upstream(node, tx, *args, **kwargs)
+        made = _unbacked([each for each in tree_leaves(value) if isinstance(each, DTensor)])
+        if made and made - _unbacked(given):
+            refuse(str(getattr(node.target, "__name__", node.target)))
+        return value
 
-        return get_fake_value
-
-    return [WrapAttribute(_builder, "get_fake_value", checked)]
+    return [WrapFunction(_builder, "get_fake_value", get_fake_value)]
 
 
 def _indexes_by_mask(node: fx.Node) -> bool:

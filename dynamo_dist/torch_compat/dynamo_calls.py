@@ -36,7 +36,8 @@ from dynamo_dist.torch_compat.patching import (
     ConfigDefault,
     Patch,
     SetAttribute,
-    WrapAttribute,
+    Upstream,
+    WrapFunction,
     _optional,
 )
 
@@ -102,33 +103,23 @@ def see_histories_of_subclasses() -> list[Patch]:
     results only if they are plain. Seen in 2.13 to 2.15.
     """
 
-    def collected(upstream: Any) -> object:
-        @functools.wraps(upstream)
-        def collect(tensor: torch.Tensor) -> object:
-            own = (tensor.grad_fn, tensor._base.grad_fn if tensor._base is not None else None)
-            return {*upstream(tensor), *(each for each in own if each is not None)}
+    def collect(upstream: Upstream, tensor: torch.Tensor) -> object:
+        own = (tensor.grad_fn, tensor._base.grad_fn if tensor._base is not None else None)
+        return {*upstream(tensor), *(each for each in own if each is not None)}
 
-        return collect
-
-    def validated(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def validate(self: Any, results: list[Any], tx: Any) -> None:
-            consumed = self.autograd_grad_consumed_grad_fns
-            is_ours = [bool(consumed) and _has_gradient(each) for each in results]
-            for mine, each in zip(is_ours, results, strict=True):
-                if mine and collect_reachable_grad_fns([(fake_tensor(each), None)]) & consumed:
-                    tx.speculation_log.autograd_grad_leaked_tensors.append(each.proxy.node.name)
-                    tx.speculation_log.graph_break_on_autograd_grad = True
-                    raise AutogradGradRestartAnalysis(restart_reason="dynamo_dist")
-            upstream(
-                self, [each for mine, each in zip(is_ours, results, strict=True) if not mine], tx
-            )
-
-        return validate
+    def validate(upstream: Upstream, self: Any, results: list[Any], tx: Any) -> None:
+        consumed = self.autograd_grad_consumed_grad_fns
+        is_ours = [bool(consumed) and _has_gradient(each) for each in results]
+        for mine, each in zip(is_ours, results, strict=True):
+            if mine and collect_reachable_grad_fns([(fake_tensor(each), None)]) & consumed:
+                tx.speculation_log.autograd_grad_leaked_tensors.append(each.proxy.node.name)
+                tx.speculation_log.graph_break_on_autograd_grad = True
+                raise AutogradGradRestartAnalysis(restart_reason="dynamo_dist")
+        upstream(self, [each for mine, each in zip(is_ours, results, strict=True) if not mine], tx)
 
     return [
-        WrapAttribute(_torch_variables, "_collect_all_grad_fns", collected),
-        WrapAttribute(OutputGraph, "_validate_outputs_safe_for_autograd_nodes", validated),
+        WrapFunction(_torch_variables, "_collect_all_grad_fns", collect),
+        WrapFunction(OutputGraph, "_validate_outputs_safe_for_autograd_nodes", validate),
     ]
 
 
@@ -301,18 +292,19 @@ def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:
     trace anew.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def compile_subgraph(
-            self: object, tx: Any, reason: Any, *args: object, **kwargs: object
-        ) -> object:
-            if starts_over(tx, reason.graph_break):
-                raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
-            return upstream(self, tx, reason, *args, **kwargs)
+    def compile_subgraph(
+        upstream: Upstream,
+        self: object,
+        tx: Any,
+        reason: Any,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        if starts_over(tx, reason.graph_break):
+            raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
+        return upstream(self, tx, reason, *args, **kwargs)
 
-        return compile_subgraph
-
-    return [WrapAttribute(OutputGraph, "compile_subgraph", changed)]
+    return [WrapFunction(OutputGraph, "compile_subgraph", compile_subgraph)]
 
 
 def forget_in_dictionaries(tx: InstructionTranslatorBase, values: set[int]) -> None:

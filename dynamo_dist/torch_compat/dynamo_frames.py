@@ -23,7 +23,16 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters
 
-from dynamo_dist.torch_compat.patching import NotOursError, OwnState, Patch, WrapAttribute, has
+from dynamo_dist.torch_compat import patching
+from dynamo_dist.torch_compat.patching import (
+    NotOursError,
+    OwnState,
+    Patch,
+    Upstream,
+    WrapAttribute,
+    WrapFunction,
+    has,
+)
 
 log = logging.getLogger(__name__)
 
@@ -253,18 +262,14 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch
     if not has(convert_frame, name, off="at recompile_limit one rank may leave the job's order"):
         return []
 
-    def changed(upstream: Any) -> object:
-        @functools.wraps(upstream)
-        def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
-            exceeded, limit = upstream(cache_size, compile_id)
-            # Dynamo calls this before each further compile of a function, so the answer may change.
-            if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
-                return False, ""
-            return exceeded, limit
+    def exceeds(upstream: Upstream, cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+        exceeded, limit = upstream(cache_size, compile_id)
+        # Dynamo calls this before each further compile of a function, so the answer may change.
+        if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
+            return False, ""
+        return exceeded, limit
 
-        return exceeds
-
-    return [WrapAttribute(convert_frame, name, changed)]
+    return [WrapFunction(convert_frame, name, exceeds)]
 
 
 def on_what_is_left_to_python(
@@ -283,22 +288,25 @@ def on_what_is_left_to_python(
     if not has(convert_frame, "ConvertFrame", off=off):
         return []
     converter = convert_frame.ConvertFrame
-    around = {__file__, convert_frame.__file__}
+    around = {__file__, patching.__file__, convert_frame.__file__}
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
-            if stays(frame.f_code) or is_deprecated_collective(frame):
-                return ConvertFrameReturn()
-            fine = counters["frames"]["ok"]
-            # One more frame of ours, which Dynamo leaves out of the stacks that it logs.
-            result = upstream(self, frame, *args, skip=skip + 1, **named)
-            left = counters["frames"]["ok"] == fine  # or an error that Dynamo took back
-            if left and not (frame.f_code.co_flags & inspect.CO_GENERATOR and makes_manager()):
-                tell(frame.f_code)
-            return result
-
-        return call
+    def call(
+        upstream: Upstream,
+        self: Any,
+        frame: Any,
+        *args: Any,
+        skip: int = 0,
+        **named: Any,
+    ) -> Any:
+        if stays(frame.f_code) or is_deprecated_collective(frame):
+            return ConvertFrameReturn()
+        fine = counters["frames"]["ok"]
+        # Two more frames of ours, which Dynamo leaves out of the stacks that it logs.
+        result = upstream(self, frame, *args, skip=skip + 2, **named)
+        left = counters["frames"]["ok"] == fine  # or an error that Dynamo took back
+        if left and not (frame.f_code.co_flags & inspect.CO_GENERATOR and makes_manager()):
+            tell(frame.f_code)
+        return result
 
     def makes_manager() -> bool:
         caller: types.FrameType | None = sys._getframe(2)
@@ -317,21 +325,19 @@ def on_what_is_left_to_python(
             return False
         return stays(code) and may_break()
 
-    def checked(upstream: Any) -> Any:
-        @functools.wraps(upstream)
-        def check(function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any) -> Any:
-            result = upstream(function, is_inlined_call, *rest, **named)
-            # Inlined, the function's collectives would be in the caller's graph on this rank and in
-            # eager mode on others.
-            if is_inlined_call and not result.skipped and stays_out(function):
-                return trace_rules.SkipResult(True, "this rank has left it to Python before")
-            return result
-
-        return check
+    def check(
+        upstream: Upstream, function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any
+    ) -> Any:
+        result = upstream(function, is_inlined_call, *rest, **named)
+        # Inlined, the function's collectives would be in the caller's graph on this rank and in
+        # eager mode on others.
+        if is_inlined_call and not result.skipped and stays_out(function):
+            return trace_rules.SkipResult(True, "this rank has left it to Python before")
+        return result
 
     return [
-        WrapAttribute(converter, "__call__", changed),
-        WrapAttribute(trace_rules, "check_verbose", checked),
+        WrapFunction(converter, "__call__", call),
+        WrapFunction(trace_rules, "check_verbose", check),
     ]
 
 

@@ -26,7 +26,14 @@ from dynamo_dist.torch_compat.dynamo_building import (
     unwrap,
 )
 from dynamo_dist.torch_compat.dynamo_guards import guard_source
-from dynamo_dist.torch_compat.patching import _MISSING, Patch, SetAttribute, SetItem, WrapAttribute
+from dynamo_dist.torch_compat.patching import (
+    _MISSING,
+    Patch,
+    SetAttribute,
+    SetItem,
+    Upstream,
+    WrapFunction,
+)
 
 
 class Tracker:
@@ -173,24 +180,20 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
                     self.source
                 )  # up to 2.14 upstream sets ``source`` too late
 
-    def one_each(upstream_one: Any) -> Any:
-        @functools.wraps(upstream_one)
-        def is_one_input(self: Any, tracker: object) -> Any:
-            # Upstream looks at the class itself; ours stands for the one behind it. Outside of
-            # export, upstream does not always guard that two ways lead to one object, and guards on
-            # hooks are ours.
-            if not self.tx.export or type(tracker) not in ours:
-                return upstream_one(self, tracker)
-            # Upstream compares ``type(tracker)``; an empty instance of its own class is all that it
-            # looks at.
-            behind = next(each for each in type(tracker).__mro__ if each in upstream)
-            return upstream_one(self, object.__new__(behind))
-
-        return is_one_input
+    def is_one_input(upstream_one: Any, self: Any, tracker: object) -> Any:
+        # Upstream looks at the class itself; ours stands for the one behind it. Outside of
+        # export, upstream does not always guard that two ways lead to one object, and guards on
+        # hooks are ours.
+        if not self.tx.export or type(tracker) not in ours:
+            return upstream_one(self, tracker)
+        # Upstream compares ``type(tracker)``; an empty instance of its own class is all that it
+        # looks at.
+        behind = next(each for each in type(tracker).__mro__ if each in upstream)
+        return upstream_one(self, object.__new__(behind))
 
     return [
         SetAttribute(owner, "__init__", init),
-        WrapAttribute(VariableBuilder, "_can_lift_attrs_to_inputs", one_each),
+        WrapFunction(VariableBuilder, "_can_lift_attrs_to_inputs", is_one_input),
     ]
 
 
@@ -391,16 +394,12 @@ def on_values(
 ) -> list[Patch]:
     """Track what comes from outside, is of ``cls`` and matches by ``make(tx, value, source)``."""
 
-    def changed(upstream: Any) -> Any:
-        @functools.wraps(upstream)
-        def wrap(self: Any, value: Any) -> Any:
-            if isinstance(value, cls) and matches(value):
-                return make(self.tx, value, self.source)
-            return upstream(self, value)
+    def wrap(upstream: Upstream, self: Any, value: Any) -> Any:
+        if isinstance(value, cls) and matches(value):
+            return make(self.tx, value, self.source)
+        return upstream(self, value)
 
-        return wrap
-
-    return [WrapAttribute(VariableBuilder, "_wrap", changed)]
+    return [WrapFunction(VariableBuilder, "_wrap", wrap)]
 
 
 def constant_node(function: Callable[..., Any], *args: Any) -> Any:

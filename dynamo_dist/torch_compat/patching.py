@@ -5,6 +5,7 @@ lack.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import sys
@@ -29,6 +30,8 @@ def _optional_module(name: str) -> Any:
         return None
 
 
+# A function of torch that a patch stands before.
+Upstream = Callable[..., Any]
 log = logging.getLogger(__name__)
 _MISSING = object()
 _PACKAGE = str(Path(__file__).parents[1])
@@ -192,6 +195,22 @@ class WrapAttribute(SetAttribute):
     def apply(self) -> None:
         self.value = self.wrap(getattr(self.owner, self.name))
         super().apply()
+
+
+class WrapFunction(WrapAttribute):
+    """Answer the calls of a function by ``function(upstream, *args, **kwargs)``, where ``upstream``
+    is what stands there when the change is applied.
+    """
+
+    def __init__(self, owner: Any, name: str, function: Callable[..., object]) -> None:
+        def wrap(upstream: Upstream) -> Upstream:
+            @functools.wraps(upstream)
+            def call(*args: Any, **kwargs: Any) -> object:
+                return function(upstream, *args, **kwargs)
+
+            return call
+
+        super().__init__(owner, name, wrap)
 
 
 class SetItem(Place):
