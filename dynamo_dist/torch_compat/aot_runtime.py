@@ -85,10 +85,8 @@ def keep_first_symbols() -> list[Patch]:
     ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as
     itself, without end. Seen in torch 2.13 to 2.15.
     """
-    upstream = _proxy_tensor.set_proxy_slot
 
-    @functools.wraps(upstream)
-    def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+    def set_proxy_slot(upstream: Upstream, obj: Any, tracer: Any, proxy: Any) -> None:
         known = expression = None
         if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             # Upstream keys its table by expression: two values with one expression are one entry
@@ -101,7 +99,7 @@ def keep_first_symbols() -> list[Patch]:
             # other tables.
             tracer.sympy_expr_tracker[expression] = known
 
-    return [SetAttribute(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
+    return [WrapFunction(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
 
 
 def wrap_with(unflatten: Callable[..., DTensor]) -> Patch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +33,6 @@ from dynamo_dist.torch_compat.patching import (
     OwnState,
     Patch,
     RemoveItem,
-    SetAttribute,
     SetItem,
     Upstream,
     WrapFunction,
@@ -97,10 +95,8 @@ def track_symbolic_results() -> list[Patch]:
     the size of a convolution, has then no way into the graph. Computed again while tracing, from
     what the graph has of each symbol, it has. Seen in 2.13 to 2.15.
     """
-    upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
-    @functools.wraps(upstream)
-    def propagate(self: Any, schema: OpSchema) -> object:
+    def propagate(upstream: Upstream, self: Any, schema: OpSchema) -> object:
         found = upstream(self, schema)
         mode = get_proxy_mode()
         if mode is None or found is None:
@@ -122,7 +118,7 @@ def track_symbolic_results() -> list[Patch]:
         tracked = [meta and _tracked(meta, symbols) for meta in found]
         return tuple(tracked) if isinstance(found, tuple) else tracked
 
-    return [SetAttribute(ShardingPropagator, upstream.__name__, propagate)]
+    return [WrapFunction(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate)]
 
 
 def _tracked(meta: TensorMeta, symbols: dict[object, torch.SymInt]) -> TensorMeta:

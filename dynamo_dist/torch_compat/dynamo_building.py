@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,14 +31,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from dynamo_dist.torch_compat.dtensor_dispatch import tree_leaves
 from dynamo_dist.torch_compat.dtensor_specs import _same_storage, may_overlap
-from dynamo_dist.torch_compat.patching import (
-    _MISSING,
-    Patch,
-    SetAttribute,
-    Upstream,
-    WrapFunction,
-    _optional,
-)
+from dynamo_dist.torch_compat.patching import _MISSING, Patch, Upstream, WrapFunction, _optional
 
 if TYPE_CHECKING:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -282,10 +274,10 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
     ``watched(tx)`` gives pairs of a tensor's stand-in and an owner; taking a view is no use. Every
     traced operation passes through ``get_fake_value``, with the stand-ins of its arguments.
     """
-    upstream: Any = vars(_builder)["get_fake_value"]
 
-    @functools.wraps(upstream)
-    def get_fake_value(node: Any, tx: Any, *args: object, **kwargs: object) -> object:
+    def get_fake_value(
+        upstream: Upstream, node: Any, tx: Any, *args: object, **kwargs: object
+    ) -> object:
         state = vars(tx.output).get("_dynamo_dist")
         pairs = watched(state) if state is not None else []
         if not pairs:
@@ -307,7 +299,7 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
                 used(tx, owner)
         return value
 
-    return [SetAttribute(_builder, "get_fake_value", get_fake_value)]
+    return [WrapFunction(_builder, "get_fake_value", get_fake_value)]
 
 
 def on_data_dependent_sizes(refuse: Callable[[str], None]) -> list[Patch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ from dynamo_dist.torch_compat.dynamo_building import fake_tensor, realized
 from dynamo_dist.torch_compat.patching import (
     ConfigDefault,
     Patch,
-    SetAttribute,
     Upstream,
     WrapFunction,
     _optional,
@@ -273,10 +271,10 @@ def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) ->
     """Call ``before(tx)`` and ``after(tx)`` around the end of a graph, at a return or a graph
     break.
     """
-    upstream = OutputGraph.compile_subgraph
 
-    @functools.wraps(upstream)
-    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> object:
+    def compile_subgraph(
+        upstream: Upstream, self: Any, tx: Any, *args: Any, **kwargs: Any
+    ) -> object:
         if "_dynamo_dist" not in vars(self):
             return upstream(self, tx, *args, **kwargs)
         before(tx)
@@ -284,7 +282,7 @@ def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) ->
         after(tx)
         return result
 
-    return [SetAttribute(OutputGraph, "compile_subgraph", compile_subgraph)]
+    return [WrapFunction(OutputGraph, "compile_subgraph", compile_subgraph)]
 
 
 def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:

@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from torch._library.fake_class_registry import FakeScriptObject
 
 from dynamo_dist.torch_compat.dynamo_building import unwrap
-from dynamo_dist.torch_compat.patching import Patch, SetAttribute, SetItem
+from dynamo_dist.torch_compat.patching import Patch, SetItem, Upstream, WrapFunction
 
 Check = Callable[[Any], bool]
 
@@ -54,13 +54,11 @@ def wrap_checks(name: str, wrap: Callable[[Any, Check], Check]) -> Patch:
     """``wrap(value, check)`` stands for the check of each guard of this kind, made for
     ``value``.
     """
-    upstream = getattr(GuardBuilder, name)
 
-    @functools.wraps(upstream)
-    def build(self: Any, guard: Any) -> None:
+    def build(upstream: Upstream, self: Any, guard: Any) -> None:
         upstream(_Builder(self, self.get(guard), wrap), guard)
 
-    return SetAttribute(GuardBuilder, name, build)
+    return WrapFunction(GuardBuilder, name, build)
 
 
 class _Builder:

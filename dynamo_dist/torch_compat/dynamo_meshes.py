@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_dist.torch_compat.dynamo_building import call_traced
-from dynamo_dist.torch_compat.patching import Patch, SetAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, SetAttribute, Upstream, WrapFunction, has
 
 
 def no_modes() -> Any:
@@ -29,16 +29,15 @@ def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Pa
 
     ``_new_group_with_tag`` was seen in 2.13 to 2.15.
     """
-    upstream: Any = vars(_c10d)["_new_group_with_tag"]
-    signature = inspect.signature(upstream)
+    name = "_new_group_with_tag"
+    signature = inspect.signature(vars(_c10d)[name])
 
-    @functools.wraps(upstream)
-    def new_group(*args: Any, **kwargs: Any) -> object:
+    def new_group(upstream: Upstream, *args: Any, **kwargs: Any) -> object:
         group = upstream(*args, **kwargs)
         made(signature.bind(*args, **kwargs).arguments, group)
         return group
 
-    return [SetAttribute(_c10d, "_new_group_with_tag", new_group)]
+    return [WrapFunction(_c10d, name, new_group)]
 
 
 def keeps_order_of_ranks(mesh: DeviceMesh) -> bool:
@@ -48,14 +47,12 @@ def keeps_order_of_ranks(mesh: DeviceMesh) -> bool:
 
 def on_mesh_creation(made: Callable[[Any], None]) -> list[Patch]:
     """Call ``made(mesh)`` after each mesh that eager code makes."""
-    upstream = DeviceMesh.__init__
 
-    @functools.wraps(upstream)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(upstream: Upstream, self: Any, *args: Any, **kwargs: Any) -> None:
         upstream(self, *args, **kwargs)
         made(self)
 
-    return [SetAttribute(DeviceMesh, "__init__", init)]
+    return [WrapFunction(DeviceMesh, "__init__", init)]
 
 
 class MeshContext(GenericContextWrappingVariable):
@@ -78,17 +75,15 @@ class MeshContext(GenericContextWrappingVariable):
 
 def mesh_as_context(tracker: Any) -> list[Patch]:
     """``with mesh:`` for meshes tracked by ``tracker``. Seen in 2.13 to 2.15."""
-    upstream = InstructionTranslatorBase.setup_or_before_with
 
-    @functools.wraps(upstream)
-    def setup_or_before_with(self: Any, inst: Any) -> None:
+    def setup_or_before_with(upstream: Upstream, self: Any, inst: Any) -> None:
         top = self.stack[-1].realize()
         if isinstance(top, tracker):
             self.pop()
             self.push(MeshContext(top))
         upstream(self, inst)
 
-    return [SetAttribute(InstructionTranslatorBase, "setup_or_before_with", setup_or_before_with)]
+    return [WrapFunction(InstructionTranslatorBase, "setup_or_before_with", setup_or_before_with)]
 
 
 def derive_by_overload(cls: type) -> list[Patch]:

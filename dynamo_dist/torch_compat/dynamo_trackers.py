@@ -155,18 +155,15 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
     In an exported program an object that is reached in two ways is one, as in upstream.
     """
     ours = set(trackers.values())
-    upstream = {
+    replaced = {
         tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()
     }
-    owner: Any = _OPAQUE
-    upstream_init = owner.__init__
 
-    @functools.wraps(upstream_init)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        upstream_init(self, *args, **kwargs)
+    def init(upstream: Upstream, self: Any, *args: Any, **kwargs: Any) -> None:
+        upstream(self, *args, **kwargs)
         # Exactly upstream's class: a tracker that is ours by now, or a subclass of somebody else,
         # stays.
-        if type(self) in upstream:
+        if type(self) in replaced:
             real = unwrap(self.value)
             for traced, tracker in trackers.items():
                 if isinstance(real, traced):
@@ -188,11 +185,11 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
             return upstream_one(self, tracker)
         # Upstream compares ``type(tracker)``; an empty instance of its own class is all that it
         # looks at.
-        behind = next(each for each in type(tracker).__mro__ if each in upstream)
+        behind = next(each for each in type(tracker).__mro__ if each in replaced)
         return upstream_one(self, object.__new__(behind))
 
     return [
-        SetAttribute(owner, "__init__", init),
+        WrapFunction(_OPAQUE, "__init__", init),
         WrapFunction(VariableBuilder, "_can_lift_attrs_to_inputs", is_one_input),
     ]
 
@@ -205,25 +202,23 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
     """
     owner = _OPAQUE_CLASS
     compare = next(n for n in ("tp_richcompare_impl", "richcompare_impl") if hasattr(owner, n))
-    upstream_hasattr, upstream_compare = owner.call_obj_hasattr, getattr(owner, compare)
 
-    @functools.wraps(upstream_hasattr)
-    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+    def call_obj_hasattr(upstream: Upstream, self: Any, tx: Any, name: str) -> Any:
         found = has_attribute(self.value, name)
-        return upstream_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+        return upstream(self, tx, name) if found is None else ConstantVariable.create(found)
 
-    def richcompare(self: Any, tx: Any, other: VariableTracker, op: str) -> Any:
+    def richcompare(upstream: Upstream, self: Any, tx: Any, other: VariableTracker, op: str) -> Any:
         # Only classes that ``has_attribute`` knows are compared here; others are upstream's to
         # break on.
         known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
         if not known or (values := constants([other], {})) is None:
-            return upstream_compare(self, tx, other, op)
+            return upstream(self, tx, other, op)
         return ConstantVariable.create(getattr(type(self.value), op)(self.value, values[0][0]))
 
     return [
-        SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr),
+        WrapFunction(owner, "call_obj_hasattr", call_obj_hasattr),
         SetAttribute(owner, "is_python_equal", _is_same_class),  # as keys of dictionaries
-        SetAttribute(owner, compare, functools.wraps(upstream_compare)(richcompare)),
+        WrapFunction(owner, compare, richcompare),
     ]
 
 
@@ -427,12 +422,11 @@ def on_codegen(tracker: object, load: Callable[[Any], tuple[Any, bool]]) -> list
     ``load(value)`` gives an object and False, or a function and True; the compiled function then
     calls it, every time it runs, for a new object.
     """
-    upstream: Any = PyCodegen.__call__
 
-    @functools.wraps(upstream)
-    def call(self: Any, value: Any, allow_cache: bool = True) -> None:
+    def call(upstream: Upstream, self: Any, value: Any, allow_cache: bool = True) -> None:
         if type(value) is not tracker or value.source is not None:
-            return upstream(self, value, allow_cache)
+            upstream(self, value, allow_cache)
+            return
         loaded, is_factory = load(value)
         if is_factory:
             self.add_push_null(lambda: _load_object(self, loaded))
@@ -441,7 +435,7 @@ def on_codegen(tracker: object, load: Callable[[Any], tuple[Any, bool]]) -> list
             _load_object(self, loaded)
         self.clear_tos()
 
-    return [SetAttribute(PyCodegen, "__call__", call)]
+    return [WrapFunction(PyCodegen, "__call__", call)]
 
 
 def made_by(tracker: VariableTracker) -> Any:
