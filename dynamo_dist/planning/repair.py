@@ -28,6 +28,7 @@ from dynamo_dist.planning.trace import Session, bracketed
 from dynamo_dist.plugins import Compile
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning, inductor_code
 from dynamo_dist.torch_compat.dynamo_compiler import CacheKeyTag
+from dynamo_dist.torch_compat.patching import applied
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +61,8 @@ def compile_repaired(
     session, tag = Session(script), CacheKeyTag(f"plan-{digest}")
     marked = {f"{bracketed.__module__}.{fn}": digest for fn in _MARKED}
     try:
-        tag.apply()
-        try:
-            with session.active(), inductor_code.cacheable(marked):
-                compiled = compile_(bracketed(gm, inputs), inputs)
-        finally:
-            tag.undo()
+        with applied(tag), session.active(), inductor_code.cacheable(marked):
+            compiled = compile_(bracketed(gm, inputs), inputs)
         session.check_complete()
         return compiled
     except Exception as error:

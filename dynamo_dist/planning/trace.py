@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from dynamo_dist.errors import PlanError
 from dynamo_dist.program import Choice, Program, Ref, Source, Spec, Step
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning
+from dynamo_dist.torch_compat.patching import applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,11 +152,10 @@ class Session:
         """Intercept what DTensor does in this block."""
         global _session  # noqa: PLW0603 - one trace at a time: torch's compile lock is held
         before, _session = _session, self
-        self.hook.apply()
         try:
-            yield
+            with applied(self.hook):
+                yield
         finally:
-            self.hook.undo()
             _session = before
 
     # --- what is intercepted

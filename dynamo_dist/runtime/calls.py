@@ -173,8 +173,7 @@ class _Forget(OwnState):
     def apply(self) -> None:
         _specs.clear()
 
-    def undo(self) -> None:
-        _specs.clear()
+    undo = apply
 
 
 def unflatten(

@@ -214,9 +214,6 @@ class ModuleHooks:
         self.checks: dict[object, dynamo_guards.Check] = {}
         self.replaced: set[object] = set()
         self.implied: set[int] = set()
-        # Without versions of dictionaries each call would have to compare the hooks one by one.
-        if dynamo_guards.dict_version is None:
-            return
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards:
             held_by = dynamo_guards.attribute_above(guard.originating_source, _DICTS)

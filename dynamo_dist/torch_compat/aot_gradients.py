@@ -4,10 +4,9 @@ backward.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_dist.torch_compat.aot_runtime import Wrap
-from dynamo_dist.torch_compat.dtensor_dispatch import dispatcher, tree_leaves, tree_map_only
+from dynamo_dist.torch_compat.dtensor_dispatch import (
+    dispatcher,
+    plain_tensors_are_replicas,
+    tree_leaves,
+    tree_map_only,
+)
 from dynamo_dist.torch_compat.dtensor_strategies import _CloneOfParts
 from dynamo_dist.torch_compat.patching import (
     Patch,
@@ -35,17 +39,6 @@ from dynamo_dist.torch_compat.patching import (
     _optional_module,
     has,
 )
-
-
-@contextlib.contextmanager
-def plain_tensors_are_replicas() -> Iterator[None]:
-    """Inside, a plain tensor among DTensors stands for itself on every rank."""
-    before = dispatcher()._allow_implicit_replication
-    dispatcher()._allow_implicit_replication = True
-    try:
-        yield
-    finally:
-        dispatcher()._allow_implicit_replication = before
 
 
 class _ReplicasOfAnySize(TorchDispatchMode):
@@ -98,19 +91,12 @@ def replicas_in_backward() -> list[Patch]:
         if not is_initialized():
             return upstream(*args, **kwargs)
         mode = get_proxy_mode()
-        dispatching = dispatcher()
-        before = dispatching._allow_implicit_replication
-        dispatching._allow_implicit_replication = True
-        try:
+        with plain_tensors_are_replicas():
             # No mode where every size is a number: what looks for modes takes another way with any.
             if mode is None or not mode.tracer.sympy_expr_tracker:
                 return upstream(*args, **kwargs)
             with _ReplicasOfAnySize():
                 return upstream(*args, **kwargs)
-        finally:
-            # Restored even where the backward raises: the flag is the process's, and a program's
-            # own mistake would be hidden.
-            dispatching._allow_implicit_replication = before
 
     return [
         SetAttribute(module, upstream.__name__, run)

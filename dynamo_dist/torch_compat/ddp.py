@@ -138,8 +138,7 @@ def input_device(ddp: DistributedDataParallel) -> torch.device | None:
 
 def shares_buffers(ddp: DistributedDataParallel) -> bool:
     """Return whether forward takes the first rank's buffers, if it follows a synchronising one."""
-    shares = getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers)
-    return bool(shares and ddp.modules_buffers)
+    return bool(ddp.forward_sync_buffers and ddp.modules_buffers)
 
 
 def begin_forward(ddp: DistributedDataParallel) -> bool:

@@ -70,18 +70,23 @@ class _NoDraws(TorchDispatchMode):
 
 
 @contextlib.contextmanager
+def plain_tensors_are_replicas() -> Iterator[None]:
+    """Inside, a plain tensor among DTensors stands for itself on every rank."""
+    # The flag is the process's: nested blocks and the backward's own use of it must find what they
+    # left, and a program's own mistake would be hidden if it stayed set.
+    before = dispatcher()._allow_implicit_replication
+    dispatcher()._allow_implicit_replication = True
+    try:
+        yield
+    finally:
+        dispatcher()._allow_implicit_replication = before
+
+
+@contextlib.contextmanager
 def made_tensors_are_replicas() -> Iterator[None]:
     """Inside, a plain tensor among DTensors stands for itself on every rank, and none is random."""
-    dispatcher: Any = DTensor._op_dispatcher
-    # The flag is the process's: nested blocks and the backward's own use of it must find what they
-    # left.
-    before = dispatcher._allow_implicit_replication
-    dispatcher._allow_implicit_replication = True
-    try:
-        with _NoDraws():
-            yield
-    finally:
-        dispatcher._allow_implicit_replication = before
+    with plain_tensors_are_replicas(), _NoDraws():
+        yield
 
 
 def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list[Patch]:
@@ -289,4 +294,4 @@ def is_custom_op(name: str) -> bool:
 
     Its implementations run below autograd anyway. ``OPDEFS`` was seen in 2.13 to 2.15.
     """
-    return name in getattr(custom_ops, "OPDEFS", ())
+    return name in custom_ops.OPDEFS

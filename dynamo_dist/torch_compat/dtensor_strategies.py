@@ -143,8 +143,7 @@ class ClearCaches(OwnState):
     def apply(self) -> None:
         clear_caches()
 
-    def undo(self) -> None:
-        clear_caches()
+    undo = apply
 
 
 # What was learned of torch's decisions for lists of DTensors; ``lists.py`` fills it.

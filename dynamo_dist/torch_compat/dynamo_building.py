@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def probes() -> dict[str, bool]:
     """Tell what this torch has, by the names that ``doctor`` explains."""
     return {
-        "custom_class_names": _OPAQUE is not None and _OPAQUE.__name__.startswith("CustomClass"),
+        "custom_class_names": _OPAQUE.__name__.startswith("CustomClass"),
         "getattro_protocol": HAS_GETATTRO_PROTOCOL,
         "short_log_names": _log_registry.is_log("dist"),
     }
@@ -105,9 +105,7 @@ def imported_source(tx: Any, module: str, *path: str) -> object:
 
 def default_group_source(tx: InstructionTranslatorBase) -> object:
     """The source of the default group: where c10d keeps it, not the properties that look there."""
-    world = vars(_c10d).get("_world")
-    path = ("_world", "_default_pg") if "_default_pg" in vars(world) else ("GroupMember", "WORLD")
-    return imported_source(tx, _c10d.__name__, *path)
+    return imported_source(tx, _c10d.__name__, "_world", "_default_pg")
 
 
 def build_by_weakref(tx: InstructionTranslatorBase, value: object) -> VariableTracker:

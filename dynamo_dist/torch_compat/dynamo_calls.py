@@ -28,16 +28,11 @@ from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_placeholder
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat.dynamo_building import fake_tensor, realized
-from dynamo_dist.torch_compat.patching import (
-    ConfigDefault,
-    Patch,
-    Upstream,
-    WrapFunction,
-    _optional,
-)
+from dynamo_dist.torch_compat.patching import ConfigDefault, Patch, Upstream, WrapFunction
 
 if TYPE_CHECKING:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -125,7 +120,7 @@ def _has_gradient(tracker: VariableTracker) -> bool:
     return isinstance(tracker, TensorVariable) and tracker.requires_grad and is_dtensor(tracker)
 
 
-CALL = _optional("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder")
+CALL = invoke_subgraph_placeholder
 
 
 class ObjectTracker(BackwardHookVariable):

@@ -168,19 +168,19 @@ def _seen_break(exc: BaseException, reason: str) -> SeenBreak:
     )
 
 
-def _seen_compile(metrics: object, exc: BaseException | None) -> SeenCompile:
-    failure = str(getattr(metrics, "fail_type", None) or "")
+def _seen_compile(metrics: Any, exc: BaseException | None) -> SeenCompile:
+    failure = str(metrics.fail_type or "")
     return SeenCompile(
-        function=str(getattr(metrics, "co_name", None) or ""),
-        file=str(getattr(metrics, "co_filename", None) or ""),
-        line=int(getattr(metrics, "co_firstlineno", None) or 0),
-        recompile_reason=str(getattr(metrics, "recompile_reason", None) or ""),
+        function=str(metrics.co_name or ""),
+        file=str(metrics.co_filename or ""),
+        line=int(metrics.co_firstlineno or 0),
+        recompile_reason=str(metrics.recompile_reason or ""),
         failure=failure,
-        message=str(getattr(metrics, "fail_reason", None) or ""),
+        message=str(metrics.fail_reason or ""),
         stack=_traced_stack(exc) if failure and exc is not None else (),
         reported=bool(getattr(exc, "logged", False)),
-        suppressed=bool(getattr(metrics, "config_suppress_errors", None)),
-        compile_id=str(getattr(metrics, "compile_id", None) or ""),
+        suppressed=bool(metrics.config_suppress_errors),
+        compile_id=str(metrics.compile_id or ""),
     )
 
 
@@ -210,13 +210,9 @@ class SkippedFrames(OwnState):
     """
 
     def apply(self) -> None:
-        tried = getattr(_convert_frame, "input_codes", None)
-        entries = getattr(_eval_frame, "_debug_get_cache_entry_list", None)
-        if tried is None or entries is None:
-            return
-        for code in [reference() for reference in tried.seen]:
+        for code in [reference() for reference in _convert_frame.input_codes.seen]:
             # Resetting a code object that has entries would throw compiled graphs away.
-            if code is not None and not entries(code):
+            if code is not None and not _eval_frame._debug_get_cache_entry_list(code):
                 _eval_frame.reset_code(code)
 
     undo = apply

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_dist.torch_compat.dynamo_building import call_traced
-from dynamo_dist.torch_compat.patching import Patch, SetAttribute, Upstream, WrapFunction, has
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction, has
 
 
 def no_modes() -> Any:
@@ -96,15 +95,11 @@ def derive_by_overload(cls: type) -> list[Patch]:
     info = _opaque.get_opaque_obj_info(cls)
     if not has(info, "reconstruct_fn", off="Inductor takes no slice of a mesh in a graph"):
         return []
-    upstream: Any = info.reconstruct_fn  # type: ignore[union-attr]
-    if upstream is None:
-        return []
 
-    @functools.wraps(upstream)
-    def derive(*args: Any) -> object:
+    def derive(upstream: Upstream, *args: Any) -> object:
         proxy = upstream(*args)
         if proxy is not None and isinstance(proxy.node.target, torch._ops.OpOverloadPacket):
             proxy.node.target = proxy.node.target.default
         return proxy
 
-    return [SetAttribute(info, "reconstruct_fn", derive)]
+    return [WrapFunction(info, "reconstruct_fn", derive)]

@@ -233,29 +233,22 @@ def extend_builtins() -> list[Patch]:
     which object it is, which would guard its identity.
     """
 
-    def answer_str(tx: Any, arg: Any) -> Any:
-        return arg.text(tx, "__str__")
+    def call_str(upstream: Upstream, self: Any, tx: Any, arg: Any) -> Any:
+        found = arg.text(tx, "__str__") if isinstance(arg, Tracker) else None
+        return upstream(self, tx, arg) if found is None else found
 
-    def answer_isinstance(tx: Any, arg: Any, classes: VariableTracker) -> Any:
-        values = constants([classes], {})
-        return None if values is None else build(tx, isinstance(arg.real, values[0][0]))
+    def call_isinstance(
+        upstream: Upstream, self: Any, tx: Any, arg: Any, classes: VariableTracker
+    ) -> Any:
+        values = constants([classes], {}) if isinstance(arg, Tracker) else None
+        if values is None:
+            return upstream(self, tx, arg, classes)
+        return build(tx, isinstance(arg.real, values[0][0]))
 
     return [
-        SetAttribute(BuiltinVariable, name, _answered(getattr(BuiltinVariable, name, None), answer))
-        for name, answer in (
-            ("call_str", answer_str),
-            ("call_isinstance", answer_isinstance),
-        )
+        WrapFunction(BuiltinVariable, "call_str", call_str),
+        WrapFunction(BuiltinVariable, "call_isinstance", call_isinstance),
     ]
-
-
-def _answered(upstream: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, tx: Any, arg: Any, *others: Any) -> Any:
-        is_ours = isinstance(arg, Tracker)
-        found = answer(tx, arg.realize(), *others) if is_ours else None
-        return upstream(self, tx, arg, *others) if found is None and upstream is not None else found
-
-    return functools.wraps(upstream)(call) if upstream is not None else call
 
 
 class ConstantTracker(VariableTracker):

@@ -70,11 +70,7 @@ def hook_of(function: Any) -> Any:
     return found if inspect.ismethod(found) else function
 
 
-_HOOK_CODES = {
-    function.__code__
-    for function in (PRE_FORWARD, POST_FORWARD)
-    if hasattr(function, "__wrapped__")
-}
+_HOOK_CODES = {PRE_FORWARD.__code__, POST_FORWARD.__code__}
 
 
 def groups(state: FSDPState) -> list[Any]:

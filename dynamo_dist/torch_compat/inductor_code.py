@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,18 +52,12 @@ def cache_dir() -> str:
     return str(cache_dir_utils.cache_dir())
 
 
-@contextlib.contextmanager
-def cacheable(functions: Mapping[str, str]) -> Iterator[None]:
+def cacheable(functions: Mapping[str, str]) -> contextlib.AbstractContextManager[Any]:
     """Let AOTAutograd's cache keep graphs that call ``functions``: qualified names with a digest
     each.
     """
-    name = "unsafe_marked_cacheable_functions"
-    known = getattr(config, name, None)
-    if known is None:
-        yield
-        return
-    with config.patch({name: {**known, **functions}}):
-        yield
+    cached = {**config.unsafe_marked_cacheable_functions, **functions}
+    return config.patch(unsafe_marked_cacheable_functions=cached)
 
 
 # : A global that we have Dynamo install: the object's ``id`` and the number of the trace in this

@@ -260,10 +260,7 @@ class PoolsOfThisProcess(OwnState):
     def _forget(cls) -> None:
         if not cls.is_applied:
             return
-
-        forget = getattr(getattr(async_compile.AsyncCompile, "pool", None), "cache_clear", None)
-        if forget is not None:
-            forget()
+        async_compile.AsyncCompile.pool.cache_clear()
         if _cache.cache_info().currsize:  # of libraries that the parent may not have built yet
             _cache().cache.clear()
 

@@ -107,6 +107,16 @@ class NotOursError(Exception):
         super().__init__(f"which is now {module}.{name}{where}")
 
 
+@contextlib.contextmanager
+def applied(*patches: Patch) -> Iterator[None]:
+    """Have these patches in force in the block."""
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            patch.apply()
+            stack.callback(patch.undo)
+        yield
+
+
 class OwnState:
     """Something of ours, or what torch remembers, that follows the switch: no place of torch is
     changed.

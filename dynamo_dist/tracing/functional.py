@@ -101,8 +101,8 @@ def barrier_device(group: dist.ProcessGroup, device_ids: list[int] | None) -> to
     accelerator = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if device_ids:
         return torch.device(accelerator.type, device_ids[0])
-    if (bound := getattr(group, "bound_device_id", None)) is not None:
-        return bound
+    if group.bound_device_id is not None:
+        return group.bound_device_id
     types = {device.type for device in group._device_types}
     return accelerator if accelerator.type in types else torch.device("cpu")
 

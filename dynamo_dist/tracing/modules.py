@@ -79,9 +79,6 @@ def parallel_patches() -> list[Patch]:
     ]
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 def has_traced_hooks(module: nn.Module) -> bool:
     """Return whether the module has hooks of its own that belong in the graph.
 
@@ -92,7 +89,7 @@ def has_traced_hooks(module: nn.Module) -> bool:
     # Upstream calls every module of torch's, and so all of DDP, through one function that is given
     # up for all at once.
     return isinstance(module, DistributedDataParallel) or any(
-        getattr(module, name) for name in _HOOKS
+        getattr(module, name) for name in unsharded_parameters.HOOKS
     )
 
 

@@ -97,7 +97,7 @@ def enter(
     known.whole.update(new)
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class HookVersions:
@@ -106,7 +106,7 @@ class HookVersions:
     """
 
     def __init__(self, inside: Iterable[nn.Module]) -> None:
-        self._tables = [getattr(module, name) for module in inside for name in _HOOKS]
+        self._tables = [getattr(module, name) for module in inside for name in HOOKS]
         self._seen: dict[tuple[tuple[int, ...], ...], int] = {}
 
     def version(self) -> int:
