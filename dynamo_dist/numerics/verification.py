@@ -19,10 +19,10 @@ import dynamo_dist
 from dynamo_dist.errors import VerifyError
 from dynamo_dist.numerics.differences import (
     difference_from_one_device,
+    joined,
     new_leaf,
     parameters_of,
     run_step,
-    same_on_all_ranks,
     tensors_of,
     tolerance_of,
 )
@@ -105,10 +105,7 @@ def _describe(tensor: torch.Tensor) -> str:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     # Memory that is about to be filled differs from rank to rank, and may.
-    whole = (
-        whole_tensor(tensor, False) if isinstance(tensor, DTensor) else same_on_all_ranks(tensor)
-    )
-    return whole.detach().clone()
+    return joined(tensor, False).detach().clone()
 
 
 def _line() -> str:
@@ -231,12 +228,12 @@ def _distributes(hook: Callable[..., object]) -> bool:
 
 
 def _squares(outputs: Outputs) -> torch.Tensor | None:
-    wanted = [_replicated(each) for each in tensors_of(outputs) if each.requires_grad]
-    return torch.stack([(each * each).sum() for each in wanted]).sum() if wanted else None
-
-
-def _replicated(out: torch.Tensor) -> torch.Tensor:
-    return out.full_tensor() if isinstance(out, DTensor) else out
+    trained = [
+        each.full_tensor() if isinstance(each, DTensor) else each
+        for each in tensors_of(outputs)
+        if each.requires_grad
+    ]
+    return torch.stack([(each * each).sum() for each in trained]).sum() if trained else None
 
 
 def _gathered(value: object) -> Any:

@@ -365,19 +365,11 @@ def all_leaves_of(targets: Sequence[object]) -> list[Any] | None:
 
 
 def all_will_run(nodes: Sequence[Any]) -> bool:
-    """``will_run`` of every node."""
-    try:
-        return all(map(torch._C._will_engine_execute_node, nodes))
-    except RuntimeError:
-        return False
-
-
-def will_run(node: Any) -> bool:
-    """Return whether this backward runs the accumulator, and not ``torch.autograd.grad`` for its
-    input.
+    """Return whether this backward runs the accumulators, and not ``torch.autograd.grad`` for
+    their inputs.
     """
     try:
-        return torch._C._will_engine_execute_node(node)
+        return all(map(torch._C._will_engine_execute_node, nodes))
     except RuntimeError:
         return False
 

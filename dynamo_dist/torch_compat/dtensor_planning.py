@@ -135,11 +135,9 @@ def propagated(schema: Any) -> Choice | None:
     used = result.redistribute_schema if result.needs_redistribute else schema
     if used is None:
         return None
-    outputs = result.output_spec
-    listed = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     return Choice(
         tuple(words(spec.placements) for spec in specs_in(used)),
-        tuple(None if spec is None else words(spec.placements) for spec in listed),
+        _spec_words(result.output_spec, 1),
     )
 
 

@@ -123,9 +123,29 @@ def _has_gradient(tracker: VariableTracker) -> bool:
 CALL = invoke_subgraph_placeholder
 
 
-class ObjectTracker(BackwardHookVariable):
-    """An object that exists while tracing only; its members and its way out are the subclass's
-    hooks.
+class Members:
+    """Stands before an upstream tracker in the bases: members are the subclass's hooks alone."""
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of an attribute, bound methods included."""
+        raise NotImplementedError
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of a method call."""
+        raise NotImplementedError
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.method(tx, name, list(args), kwargs)
+
+
+class ObjectTracker(Members, BackwardHookVariable):
+    """An object that exists while tracing only; its way out is the subclass's hook, too.
 
     It is true: upstream's hooks are a class that no table holds and every condition takes.
     """
@@ -136,29 +156,12 @@ class ObjectTracker(BackwardHookVariable):
     def as_proxy(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} is no value of a graph")
 
-    def attribute(self, tx: InstructionTranslatorBase, name: str) -> object:
-        """Hook: the tracker of an attribute, bound methods included."""
-        raise NotImplementedError
-
-    def method(self, tx: object, name: str, args: list[object], kwargs: dict[str, object]) -> Any:
-        """Hook: the result of a method call."""
-        raise NotImplementedError
-
     def traced_type(self) -> type:
         """Hook: what ``type()`` gives."""
         raise NotImplementedError
 
     def python_type(self) -> type:
         return self.traced_type()
-
-    def var_getattr(self, tx: Any, name: str) -> Any:
-        return self.attribute(tx, name)
-
-    def tp_getattro_impl(self, tx: InstructionTranslatorBase, name: str) -> object:
-        return self.attribute(tx, name)
-
-    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        return self.method(tx, name, list(args), kwargs)
 
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         return ConstantVariable.create(hasattr(self.traced_type(), name))

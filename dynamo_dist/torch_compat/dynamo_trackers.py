@@ -25,6 +25,7 @@ from dynamo_dist.torch_compat.dynamo_building import (
     constants,
     unwrap,
 )
+from dynamo_dist.torch_compat.dynamo_calls import Members
 from dynamo_dist.torch_compat.dynamo_guards import guard_source
 from dynamo_dist.torch_compat.patching import (
     _MISSING,
@@ -251,31 +252,12 @@ def extend_builtins() -> list[Patch]:
     ]
 
 
-class ConstantTracker(VariableTracker):
-    """An object known while tracing that no upstream tracker fits; its members are the
-    subclass's hooks.
-    """
+class ConstantTracker(Members, VariableTracker):
+    """An object known while tracing that no upstream tracker fits."""
 
     def __init__(self, value: object, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.value = value
-
-    def attribute(self, tx: Any, name: str) -> Any:
-        """Hook: the tracker of ``value.name``."""
-        raise NotImplementedError
-
-    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Hook: the result of ``value.name(...)``."""
-        raise NotImplementedError
-
-    def var_getattr(self, tx: Any, name: str) -> Any:
-        return self.attribute(tx, name)
-
-    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
-        return self.attribute(tx, name)
-
-    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        return self.method(tx, name, list(args), kwargs)
 
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         return ConstantVariable.create(hasattr(self.value, name))

@@ -134,15 +134,12 @@ def _trial(unit: Any, code: str) -> Trial:
     return Trial(words, flags, (code, *unit.build_macro(), *_host()))
 
 
-def _name(unit: object, code: str) -> str:
+def _name(unit: Any, code: str) -> str:
     """Return a digest of all that a trial depends on: its code and flags, compiler, loader,
     torch, Python, this host's CPU.
     """
-    return hashlib.sha256("\0".join((code, _fingerprint(unit), *_host())).encode()).hexdigest()[:32]
-
-
-def _fingerprint(unit: Any) -> str:
-    return str(cpu_vec_isa._get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
+    fingerprint = str(cpu_vec_isa._get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
+    return hashlib.sha256("\0".join((code, fingerprint, *_host())).encode()).hexdigest()[:32]
 
 
 @functools.cache

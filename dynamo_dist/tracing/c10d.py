@@ -357,11 +357,11 @@ def patches(config: DistConfig) -> list[Patch]:
         *_on_op("wait_tensor", work.traced_wait_tensor),
         *dynamo_trackers.on_function(work.start, work.traced_start),
         *dynamo_trackers.on_function(functional.next_serial, _next_serial),
-        *dynamo_trackers.on_function(functional.seconds, _constant(functional.seconds)),
-        *dynamo_trackers.on_function(
-            functional.barrier_device, _constant(functional.barrier_device)
+        *(
+            patch
+            for function in (functional.seconds, functional.barrier_device, functional.coalesces)
+            for patch in dynamo_trackers.on_function(function, _constant(function))
         ),
-        *dynamo_trackers.on_function(functional.coalesces, _constant(functional.coalesces)),
         *dynamo_trackers.on_function(collectives.open_manager, _open_manager),
         *dynamo_trackers.on_function(collectives.close_manager, _close_manager),
         dynamo_trackers.on_object(

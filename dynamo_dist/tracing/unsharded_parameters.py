@@ -73,6 +73,11 @@ def reads(tx: Any) -> Reads:
     return found
 
 
+def _reads_if_any(tx: Any) -> Reads | None:
+    """The same; None where nothing has been read yet."""
+    return vars(tx.output).get("_dynamo_dist_reads")
+
+
 def enter(
     tx: InstructionTranslatorBase,
     wrapper: object,
@@ -136,13 +141,13 @@ def leave(
 
 def is_any_unsharded(tx: InstructionTranslatorBase) -> bool:
     """Return whether a parameter has been read whole in the graph that is traced."""
-    known = vars(tx.output).get("_dynamo_dist_reads")
+    known = _reads_if_any(tx)
     return known is not None and bool(known.read)
 
 
 def answer(tx: Any, tracker: Any, name: str) -> Any:
     """``module.name`` while tracing; None leaves it to upstream."""
-    known = vars(tx.output).get("_dynamo_dist_reads")
+    known = _reads_if_any(tx)
     if known is None or not known.whole:
         return None
     module = tracker.value
@@ -156,9 +161,11 @@ def answer(tx: Any, tracker: Any, name: str) -> Any:
         return table.call_method(tx, "__getitem__", [dynamo_building.build(tx, name)], {})
     # RNNs read their parameters from a list of their own.
     if name == "_flat_weights" and isinstance(module, nn.RNNBase):
-        found = [known.whole.get((id(module), each)) for each in module._flat_weights_names]
-        if all(found):
-            return dynamo_building.build_list(tx, [_gathered(tx, each) for each in found])
+        names = [(id(module), each) for each in module._flat_weights_names]
+        if all(each in known.whole for each in names):
+            return dynamo_building.build_list(
+                tx, [_gathered(tx, known.whole[each]) for each in names]
+            )
     return None if read is None else _gathered(tx, read)
 
 
@@ -240,7 +247,7 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     """Keep nothing whole beyond the graph. Return whether a forward in it has to be left to
     eager mode.
     """
-    known = vars(tx.output).get("_dynamo_dist_reads")
+    known = _reads_if_any(tx)
     if known is None:
         return False
     # Dynamo would write the gathered tensors back into ``_parameters`` after the graph.
@@ -259,7 +266,7 @@ def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> object:
     """``register_post_accumulate_grad_hook`` of a parameter that is whole: on the gradient of
     the whole.
     """
-    known = vars(tx.output).get("_dynamo_dist_reads")
+    known = _reads_if_any(tx)
     if known is None or not any(tensor is each for each in known.gathered.values()):
         return None
     # In a graph nothing is accumulated before the reduction; the hook sees the gradient that would
