@@ -95,17 +95,17 @@ def find_plan(
     key = hashlib.sha256(f"{name} {rules} {prices.digest()}".encode()).hexdigest()[:32]
     cached = os.path.join(inductor_code.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
     with file.one_at_a_time(cached):
-        known = None
+        stored_plan = None
         with contextlib.suppress(PlanError):  # a file of ours that is no plan is made anew
-            known = file.load_plans(cached).get(name)
-        if known is None:
-            known = _new_plan(gm, inputs, prices)
-            if known is None:
+            stored_plan = file.load_plans(cached).get(name)
+        if stored_plan is None:
+            stored_plan = _new_plan(gm, inputs, prices)
+            if stored_plan is None:
                 return None
-            _keep(cached, {name: known})
+            _keep(cached, {name: stored_plan})
     if path is not None:
-        _keep(path, {**file.load_plans(path), name: known})
-    return known
+        _keep(path, {**file.load_plans(path), name: stored_plan})
+    return stored_plan
 
 
 def _keep(path: str, stored: dict[str, file.StoredPlan]) -> None:

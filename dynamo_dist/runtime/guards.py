@@ -318,7 +318,7 @@ def is_on_own_code(guard: Guard) -> bool:
     if named is None or named[0].split(".")[0] != __name__.split(".")[0]:
         return False
     module, member = named
-    value = None if member is None else getattr(sys.modules[module], member, None)
+    value = None if member is None else vars(sys.modules[module]).get(member)
     return dynamo_guards.is_on_code(guard) or isinstance(value, (str, int, float, tuple, frozenset))
 
 

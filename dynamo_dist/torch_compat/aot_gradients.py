@@ -145,11 +145,11 @@ def partial_inputs_stay_partial() -> list[Patch]:
     """
 
     def fresh(upstream: Upstream, index: int, tensor: torch.Tensor, meta: Any) -> object:
-        known = meta.input_info[index] if index in meta.mutated_inp_runtime_indices else None
+        info = meta.input_info[index] if index in meta.mutated_inp_runtime_indices else None
         if (
-            known is not None
-            and known.requires_grad
-            and known.mutates_data
+            info is not None
+            and info.requires_grad
+            and info.mutates_data
             and isinstance(tensor, DTensor)
             and any(isinstance(each, Partial) for each in tensor.placements)
         ):

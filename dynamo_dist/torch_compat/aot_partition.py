@@ -140,17 +140,17 @@ def draw_once() -> list[Patch]:
 @contextlib.contextmanager
 def traced_with(**marks: object) -> Iterator[None]:
     """What AOTAutograd traces in the block has these in its nodes' metadata."""
-    known = _traceback.get_current_meta()
+    meta = _traceback.get_current_meta()
     # The dictionary is torch's, shared by all that traces in this thread, so it is changed and put
     # back in place.
-    before = {name: known[name] for name in marks if name in known}
-    known.update(marks)
+    before = {name: meta[name] for name in marks if name in meta}
+    meta.update(marks)
     try:
         yield
     finally:
         for name in marks:
-            known.pop(name, None)
-        known.update(before)
+            meta.pop(name, None)
+        meta.update(before)
 
 
 def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[None]:

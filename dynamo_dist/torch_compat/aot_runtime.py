@@ -87,17 +87,17 @@ def keep_first_symbols() -> list[Patch]:
     """
 
     def set_proxy_slot(upstream: Upstream, obj: Any, tracer: Any, proxy: Any) -> None:
-        known = expression = None
+        first = expression = None
         if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             # Upstream keys its table by expression: two values with one expression are one entry
             # there.
             expression = obj.node.expr
-            known = tracer.sympy_expr_tracker.get(expression)
+            first = tracer.sympy_expr_tracker.get(expression)
         upstream(obj, tracer, proxy)
-        if known is not None:
+        if first is not None:
             # Put back rather than kept away from upstream, which needs to see the value for its
             # other tables.
-            tracer.sympy_expr_tracker[expression] = known
+            tracer.sympy_expr_tracker[expression] = first
 
     return [WrapFunction(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
 

@@ -144,9 +144,9 @@ def equal_meshes_are_one() -> list[Patch]:
         # Only a mesh that is new to this trace: one that is an input keeps the proxy of its
         # own.
         if isinstance(mesh, DeviceMesh) and proxies is not None and id(mesh) not in proxies:
-            for other, known in tracer.opaque_tracker.items():
+            for other, proxy_of_equal in tracer.opaque_tracker.items():
                 if isinstance(_real(other), DeviceMesh) and _real(other) == mesh:
-                    proxies[id(mesh)] = known
+                    proxies[id(mesh)] = proxy_of_equal
                     break
         upstream(obj, tracer, proxy)
 

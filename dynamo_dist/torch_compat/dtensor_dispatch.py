@@ -190,10 +190,10 @@ def _alike(schema: OpSchema) -> dict[int, DTensorSpec]:
             continue
         if isinstance(value, DTensorSpec):
             meta = value.tensor_meta
-            whole = all(isinstance(each, Replicate) for each in value.placements)
+            replicated = all(isinstance(each, Replicate) for each in value.placements)
             # A tensor of no dimensions in another dtype has a key of its own: no number has that
             # dtype.
-            if meta is not None and not meta.shape and whole and meta.dtype in _NUMBERS:
+            if meta is not None and not meta.shape and replicated and meta.dtype in _NUMBERS:
                 found[at] = value
         else:
             dtype = next((d for d, number in _NUMBERS.items() if type(number) is type(value)), None)

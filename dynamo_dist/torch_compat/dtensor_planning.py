@@ -150,16 +150,16 @@ def remembered_ways() -> Iterator[None]:
     those are found anew here too. On a mesh of two dimensions a search takes most of the time of a
     plan.
     """
-    known: dict[object, object] = {}
+    cache: dict[object, object] = {}
 
     def remembering(upstream: Upstream) -> Upstream:
         def find(*asked: object) -> object:
             try:
-                if asked not in known:
-                    known[asked] = upstream(*asked)
+                if asked not in cache:
+                    cache[asked] = upstream(*asked)
             except TypeError:  # a symbol has no hash
                 return upstream(*asked)
-            return known[asked]
+            return cache[asked]
 
         return find
 

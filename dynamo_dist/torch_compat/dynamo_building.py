@@ -67,6 +67,11 @@ def unwrap(value: object) -> Any:
     return value.real_obj if isinstance(value, FakeScriptObject) else value
 
 
+def target_name(node: fx.Node) -> str:
+    """Return the name of the function or method that a node of Dynamo's graph calls."""
+    return str(getattr(node.target, "__name__", node.target))
+
+
 def inputs_follow(gm: fx.GraphModule) -> bool:
     """Return whether Dynamo will load what placeholders ``gm`` has once the backend is done with
     it.
@@ -329,14 +334,14 @@ def on_data_dependent_sizes(refuse: Callable[[str], None]) -> list[Patch]:
         value = upstream(node, tx, *args, **kwargs)
         made = _unbacked([each for each in tree_leaves(value) if isinstance(each, DTensor)])
         if made and made - _unbacked(given):
-            refuse(str(getattr(node.target, "__name__", node.target)))
+            refuse(target_name(node))
         return value
 
     return [WrapFunction(_builder, "get_fake_value", get_fake_value)]
 
 
 def _indexes_by_mask(node: fx.Node) -> bool:
-    if getattr(node.target, "__name__", node.target) not in ("getitem", "__getitem__"):
+    if target_name(node) not in ("getitem", "__getitem__"):
         return False
     values = (getattr(each, "meta", {}).get("example_value") for each in tree_leaves(node.args[1:]))
     return any(
@@ -361,7 +366,7 @@ def _unbacked(value: object) -> set[object]:
 
 
 def _reads_no_data(node: fx.Node, value: object, of: torch.Tensor) -> bool:
-    if getattr(node.target, "__name__", node.target) in _METADATA:
+    if target_name(node) in _METADATA:
         return True
     results = value if isinstance(value, (list, tuple)) else [value]
     tensors = [result for result in results if isinstance(result, torch.Tensor)]

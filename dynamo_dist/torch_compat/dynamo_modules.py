@@ -56,8 +56,8 @@ def on_module_compiled(
     def either(module: Any, frames: Any, compile: Callable[..., Any]) -> Any:
         # Nothing is compiled yet: Dynamo does that at the first call, so a call that runs the
         # frames costs nothing.
-        whole = compile(function_of(module))
-        return lambda *args, **kwargs: (frames if apart(module) else whole)(*args, **kwargs)
+        compiled = compile(function_of(module))
+        return lambda *args, **kwargs: (frames if apart(module) else compiled)(*args, **kwargs)
 
     def initialize(upstream: Upstream, self: Any) -> None:
         upstream(self)

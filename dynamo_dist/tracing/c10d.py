@@ -250,7 +250,7 @@ def _reduce_op(function: str, op: Any) -> str:
             "A graph holds the op as text. A premultiplied sum whose factor is a tensor has none.",
             "Multiply first: x.mul_(factor); dist.all_reduce(x)",
         )
-    dynamo_guards.guard_source(getattr(op, "source", None), _REDUCE_OP)
+    dynamo_guards.guard_source(dynamo_building.realized(op).source, _REDUCE_OP)
     return name
 
 

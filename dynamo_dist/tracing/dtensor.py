@@ -287,14 +287,14 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
     cut = [given.get("others", {}).get("shape"), given.get("device_mesh"), given.get("placements")]
     if None in cut or not dynamo_dtensors.is_tensor_of(local, torch.Tensor):
         return
-    known = dynamo_building.constants(cut, {})
-    if known is None or None in known[0]:
+    values = dynamo_building.constants(cut, {})
+    if values is None or None in values[0]:
         return
-    whole, mesh, placements = known[0]
+    shape, mesh, placements = values[0]
     found = tuple(dynamo_building.fake_tensor(local).shape)
     if mesh.get_coordinate() is None or not all(isinstance(size, int) for size in found):
         return  # a rank that has no part, or sizes that are known when the graph runs
-    part = dtensor_specs.own_shape(whole, mesh, placements)
+    part = dtensor_specs.own_shape(shape, mesh, placements)
     if found != part:
         log.warning(
             "DTensor.from_local got a local tensor of shape %s for shape %s and placements %s on "
@@ -303,7 +303,7 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
             "or cut again. Cut as "
             "torch.chunk does, or pad the shards.",
             found,
-            tuple(whole),
+            tuple(shape),
             tuple(placements),
             mesh,
             part,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import fx
 
 from dynamo_dist.torch_compat import dtensor_specs, dynamo_building, dynamo_dtensors, dynamo_modules
 from dynamo_dist.torch_compat.patching import Patch
@@ -30,7 +31,7 @@ def _has_been_waited_for(tracker: Any) -> bool:
     while node.target not in (wait, wait.default):
         value = node.meta.get("example_value")
         of = node.args[0] if node.args else None
-        base = getattr(of, "meta", {}).get("example_value")
+        base = of.meta.get("example_value") if isinstance(of, fx.Node) else None
         tensors = isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor)
         if not tensors or not dtensor_specs.may_overlap(value, base):
             return False

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import dynamo_dist
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.numerics.differences import same_on_all_ranks
+from dynamo_dist.numerics.differences import joined
 from dynamo_dist.numerics.ranks import all_ranks, split, whole_tensor
 from dynamo_dist.sharding import fallback
 
@@ -83,7 +83,7 @@ def test_a_plain_tensor_made_in_a_backward_is_written_to(ranks):
 
     x = torch.arange(12.0).view(6, 2)
     Doubled.apply(split(x, ranks, [Shard(0)], True)).backward(split(x, ranks, [Shard(0)]))
-    assert torch.equal(same_on_all_ranks(made[0]), x)
+    assert torch.equal(joined(made[0], same_replicas=True), x)
 
 
 def test_a_number_read_from_a_pending_sum(ranks):
