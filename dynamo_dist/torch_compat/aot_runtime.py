@@ -63,11 +63,10 @@ def on_plain_tangent(
 
     ``metadata``: what ``__tensor_flatten__`` gave. On None upstream refuses it.
     """
-    owner = _runtime_wrappers.AOTDispatchAutograd
-    upstream = owner.process_runtime_tangent
 
-    @functools.wraps(upstream)
-    def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> object:
+    def process_runtime_tangent(
+        upstream: Upstream, x: Any, meta: Any, *args: Any, **kwargs: Any
+    ) -> object:
         # A tangent of the class that was traced with is upstream's business; so is a subclass of
         # Tensor.
         if type(x) is torch.Tensor and getattr(meta, "original_subclass_type", None) is cls:
@@ -75,7 +74,8 @@ def on_plain_tangent(
             x = x if found is None else found
         return upstream(x, meta, *args, **kwargs)
 
-    return [SetAttribute(owner, "process_runtime_tangent", staticmethod(process_runtime_tangent))]
+    owner = _runtime_wrappers.AOTDispatchAutograd
+    return [WrapFunction(owner, "process_runtime_tangent", process_runtime_tangent)]
 
 
 def keep_first_symbols() -> list[Patch]:

@@ -32,15 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dynamo_dist.errors import PlanError
 from dynamo_dist.program import MeshInfo, Spec, Value
 from dynamo_dist.torch_compat.dtensor_specs import DTensorSpec, TensorMeta
-from dynamo_dist.torch_compat.patching import (
-    Made,
-    Patch,
-    SetAttribute,
-    Upstream,
-    WrapAttribute,
-    WrapFunction,
-    has,
-)
+from dynamo_dist.torch_compat.patching import Made, Patch, SetAttribute, Upstream, WrapFunction, has
 
 if TYPE_CHECKING:
     from torch.distributed.tensor._op_schema import OpSchema
@@ -150,21 +142,13 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
         with _with_meta(field, describe(current, target, op)):
             return upstream(local, current, target, **how)
 
-    def asked(upstream: Upstream) -> Upstream:
-        # Read from the class, a staticmethod comes as its function; from the class's dictionary it
-        # comes wrapped.
-        function = getattr(upstream, "__func__", upstream)
-
-        @functools.wraps(function)
-        def redistribute_local_args(
-            op_info: object, schema: OpSchema, *rest: object, **how: object
-        ) -> object:
-            if not fx_traceback.has_preserved_node_meta():
-                return function(op_info, schema, *rest, **how)
-            with _with_meta(asking, str(getattr(schema, "op", ""))):
-                return function(op_info, schema, *rest, **how)
-
-        return staticmethod(redistribute_local_args)
+    def redistribute_local_args(
+        upstream: Upstream, op_info: object, schema: OpSchema, *rest: object, **how: object
+    ) -> object:
+        if not fx_traceback.has_preserved_node_meta():
+            return upstream(op_info, schema, *rest, **how)
+        with _with_meta(asking, str(getattr(schema, "op", ""))):
+            return upstream(op_info, schema, *rest, **how)
 
     name = "redistribute_local_tensor"
     return [
@@ -173,7 +157,7 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
             WrapFunction(module, name, redistribute_local_tensor)
             for module in (_api, _dispatch, _redistribute)
         ),
-        WrapAttribute(_dispatch.OpDispatcher, "redistribute_local_args", asked),
+        WrapFunction(_dispatch.OpDispatcher, "redistribute_local_args", redistribute_local_args),
         MetaField(field),
     ]
 
@@ -234,10 +218,8 @@ def keep_strided_shards() -> list[Patch]:
     flattened form lacks the flag, and an order that is there shows it was set. Seen in torch 2.13
     to 2.15.
     """
-    upstream = DTensor.__tensor_unflatten__
 
-    @functools.wraps(upstream)
-    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> object:
+    def unflatten(upstream: Upstream, inner: Any, context: Any, size: Any, stride: Any) -> object:
         placements, meta, *rest = context
         # Behind placements and metadata come the shard order and requires_grad.
         if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
@@ -251,7 +233,7 @@ def keep_strided_shards() -> list[Patch]:
         )
         return DTensor(inner["_local_tensor"], spec, requires_grad=rest[1])
 
-    return [SetAttribute(DTensor, "__tensor_unflatten__", staticmethod(unflatten))]
+    return [WrapFunction(DTensor, "__tensor_unflatten__", unflatten)]
 
 
 def _is_strided_shard(placement: Placement) -> bool:

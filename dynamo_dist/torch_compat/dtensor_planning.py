@@ -141,8 +141,7 @@ def propagated(schema: Any) -> Choice | None:
     )
 
 
-@contextlib.contextmanager
-def remembered_ways() -> Iterator[None]:
+def remembered_ways() -> contextlib.AbstractContextManager[None]:
     """Find the way from one spec to another once, not each time that an operator's strategies are
     weighed.
 
@@ -152,19 +151,15 @@ def remembered_ways() -> Iterator[None]:
     """
     cache: dict[object, object] = {}
 
-    def remembering(upstream: Upstream) -> Upstream:
-        def find(*asked: object) -> object:
-            try:
-                if asked not in cache:
-                    cache[asked] = upstream(*asked)
-            except TypeError:  # a symbol has no hash
-                return upstream(*asked)
-            return cache[asked]
+    def find(upstream: Upstream, *asked: object) -> object:
+        try:
+            if asked not in cache:
+                cache[asked] = upstream(*asked)
+        except TypeError:  # a symbol has no hash
+            return upstream(*asked)
+        return cache[asked]
 
-        return find
-
-    with applied(WrapAttribute(redistribution, "_gen_transform_infos_non_cached", remembering)):
-        yield
+    return applied(WrapFunction(redistribution, "_gen_transform_infos_non_cached", find))
 
 
 def _spec_words(specs: Any, count: int) -> tuple[Spec | None, ...]:

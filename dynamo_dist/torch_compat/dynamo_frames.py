@@ -108,38 +108,30 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
 
 
 def _patches() -> list[Patch]:
-    def breaks(log_break: Any) -> object:
-        @functools.wraps(log_break)
-        def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> object:
-            bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
-            exc = bound.get("exc")
-            # Dynamo calls this for one break at each frame that it passes on its way up.
-            fresh = not getattr(exc, "logged", False)
-            result = log_break(self, *args, **kwargs)
-            if fresh and isinstance(exc, BaseException):
-                _notify(0, lambda: _seen_break(exc, str(bound.get("reason", ""))))
-            return result
+    def log_graph_break(upstream: Upstream, self: Any, *args: Any, **kwargs: Any) -> object:
+        bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
+        exc = bound.get("exc")
+        # Dynamo calls this for one break at each frame that it passes on its way up.
+        fresh = not getattr(exc, "logged", False)
+        result = upstream(self, *args, **kwargs)
+        if fresh and isinstance(exc, BaseException):
+            _notify(0, lambda: _seen_break(exc, str(bound.get("reason", ""))))
+        return result
 
-        return log_graph_break
-
-    def compiles(log_event: Any) -> object:
-        @functools.wraps(log_event)
-        def log_compilation_event(metrics: Any) -> object:
-            result = log_event(metrics)
-            # Dynamo calls the hook while it handles the error of a failed compile; the metrics hold
-            # its text only.
-            exc = sys.exc_info()[1]
-            _notify(1, lambda: _seen_compile(metrics, exc))
-            return result
-
-        return log_compilation_event
+    def log_compilation_event(upstream: Upstream, metrics: Any) -> object:
+        result = upstream(metrics)
+        # Dynamo calls the hook while it handles the error of a failed compile; the metrics hold
+        # its text only.
+        exc = sys.exc_info()[1]
+        _notify(1, lambda: _seen_compile(metrics, exc))
+        return result
 
     translator = symbolic_convert.InstructionTranslatorBase
     found: list[Patch] = []
     if has(translator, "log_graph_break", off="reports have no graph breaks"):
-        found.append(WrapAttribute(translator, "log_graph_break", breaks))
+        found.append(WrapFunction(translator, "log_graph_break", log_graph_break))
     if has(utils, "log_compilation_event", off="reports have no recompiles"):
-        found.append(WrapAttribute(utils, "log_compilation_event", compiles))
+        found.append(WrapFunction(utils, "log_compilation_event", log_compilation_event))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from dynamo_dist.torch_compat.dynamo_building import (
     realized,
 )
 from dynamo_dist.torch_compat.dynamo_dtensors import MODULE_HOOK
-from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapAttribute, WrapFunction
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction
 
 if TYPE_CHECKING:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -129,16 +128,14 @@ def on_module_backward_hooks(create: Callable[..., object]) -> list[Patch]:
     Seen in torch 2.13 to 2.15.
     """
 
-    def changed(upstream: Upstream) -> Upstream:
-        @functools.wraps(upstream)
-        def made(tx: InstructionTranslatorBase, *args: object, **kwargs: object) -> object:
-            # Compiled autograd traces the hooks itself, when the backward runs.
-            is_upstreams = _compiled_autograd.compiled_autograd_enabled
-            return (upstream if is_upstreams else create)(tx, *args, **kwargs)
+    def hooks(
+        upstream: Upstream, tx: InstructionTranslatorBase, *args: object, **kwargs: object
+    ) -> object:
+        # Compiled autograd traces the hooks itself, when the backward runs.
+        is_upstreams = _compiled_autograd.compiled_autograd_enabled
+        return (upstream if is_upstreams else create)(tx, *args, **kwargs)
 
-        return staticmethod(made)
-
-    return [WrapAttribute(BackwardHookVariable, "create", changed)]
+    return [WrapFunction(BackwardHookVariable, "create", hooks)]
 
 
 def is_tensor(tracker: object) -> bool:

@@ -25,14 +25,7 @@ from torch._inductor import async_compile, codecache, cpp_builder, cpu_vec_isa
 from torch._inductor.utils import clear_on_fresh_cache
 
 from dynamo_dist.torch_compat.inductor_code import cache_dir
-from dynamo_dist.torch_compat.patching import (
-    OwnState,
-    Patch,
-    Upstream,
-    WrapAttribute,
-    WrapFunction,
-    has,
-)
+from dynamo_dist.torch_compat.patching import OwnState, Patch, Upstream, WrapFunction, has
 
 # As many libraries take longer without a compiled header, together, as the header takes: a second
 # each.
@@ -89,29 +82,23 @@ def probed_once_a_host() -> list[Patch]:
     if not has(cpu_vec_isa.VecISA, name, off="each process tries the CPU's vector units anew"):
         return []
 
-    def changed(upstream: Callable[..., bool]) -> Callable[..., bool]:
-        tried: list[Trial] = []  # with success
+    tried: list[Trial] = []  # with success
 
-        @functools.wraps(upstream)
-        def check_build(self: object, code: str) -> bool:
-            kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
-            trial = _trial(self, code)
-            if kept.exists():
-                tried.append(trial)
-                return True
-            if any(map(trial.is_part_of, tried)) or upstream(self, code):
-                tried.append(trial)
-                with contextlib.suppress(
-                    OSError
-                ):  # a folder that cannot be written costs the trial
-                    kept.parent.mkdir(parents=True, exist_ok=True)
-                    kept.touch()
-                return True
-            return False
+    def check_build(upstream: Upstream, self: object, code: str) -> bool:
+        kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
+        trial = _trial(self, code)
+        if kept.exists():
+            tried.append(trial)
+            return True
+        if any(map(trial.is_part_of, tried)) or upstream(self, code):
+            tried.append(trial)
+            with contextlib.suppress(OSError):  # a folder that cannot be written costs the trial
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.touch()
+            return True
+        return False
 
-        return check_build
-
-    return [WrapAttribute(cpu_vec_isa.VecISA, name, changed)]
+    return [WrapFunction(cpu_vec_isa.VecISA, name, check_build)]
 
 
 @dataclass(frozen=True, slots=True)

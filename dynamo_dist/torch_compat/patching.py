@@ -218,7 +218,8 @@ class WrapFunction(WrapAttribute):
             def call(*args: Any, **kwargs: Any) -> object:
                 return function(upstream, *args, **kwargs)
 
-            return call
+            is_static = isinstance(vars(owner).get(name), staticmethod)
+            return staticmethod(call) if is_static else call
 
         super().__init__(owner, name, wrap)
 

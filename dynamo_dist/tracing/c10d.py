@@ -1,4 +1,7 @@
-"""The functions of torch.distributed and what each is lowered to, and the patches for this."""
+"""The functions of torch.distributed and what each is lowered to, and the patches for this.
+
+Sends and receives are lowered here, in program order; collectives in modules of their own.
+"""
 
 from __future__ import annotations
 

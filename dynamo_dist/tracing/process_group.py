@@ -246,7 +246,7 @@ _REGISTERED = functools.partial(dynamo_guards.VALUE_MATCH, what="registration", 
 
 
 def patches() -> list[Patch]:
-    """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
+    """List the changes that enabling this tracker makes, besides tracking the type."""
     return [
         *boxed_group_patches(),
         *(
