@@ -222,6 +222,7 @@ class WrapFunction(WrapAttribute):
             return staticmethod(call) if is_static else call
 
         super().__init__(owner, name, wrap)
+        self.function = function
 
 
 class SetItem(Place):
