@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dynamo_dist.activation import disable, enable, enabled
     from dynamo_dist.diagnostics import explain
     from dynamo_dist.numerics import compare, verify
-    from dynamo_dist.switch import is_enabled
+    from dynamo_dist.torch_compat.patching import is_enabled
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,7 +29,7 @@ _HOME = {
     "enable": "dynamo_dist.activation",
     "disable": "dynamo_dist.activation",
     "enabled": "dynamo_dist.activation",
-    "is_enabled": "dynamo_dist.switch",
+    "is_enabled": "dynamo_dist.torch_compat.patching",
     "compare": "dynamo_dist.numerics",
     "explain": "dynamo_dist.diagnostics",
     "verify": "dynamo_dist.numerics",

@@ -13,11 +13,12 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 
-from dynamo_dist import settings, switch
+from dynamo_dist import settings
 from dynamo_dist.errors import ActivationError
 from dynamo_dist.settings import DistConfig
 from dynamo_dist.settings import digest as digest
-from dynamo_dist.switch import is_enabled
+from dynamo_dist.torch_compat import patching
+from dynamo_dist.torch_compat.patching import is_enabled
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,11 @@ def enable(*, inductor: bool | Mapping[str, object] = False) -> None:
     with dynamo_compiler.compile_lock:
         if is_enabled():
             if config.inductor and (options or graph_compile.taken() is None):
-                switch.apply([graph_compile.taking(options)])
+                patching.apply([graph_compile.taking(options)])
             return
         plugins.read_plugins()
         graph_compile.notice_reads()
-        switch.apply(patch_stack.patches(config, options))
+        patching.apply(patch_stack.patches(config, options))
         log.info("enabled: trackers %s", [entry.name for entry in trackers.active(config)])
 
 
@@ -68,7 +69,7 @@ def disable() -> None:
     from dynamo_dist.torch_compat import dynamo_compiler
 
     with dynamo_compiler.compile_lock:
-        if failures := switch.undo():
+        if failures := patching.undo():
             raise ActivationError(
                 f"disable() could not undo {'; '.join(failures)}.",
                 "All other changes are undone.",

@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from dynamo_dist import graph_compile, plugins
+from dynamo_dist import graph_compile, plugins, trackers
 from dynamo_dist.diagnostics import live
 from dynamo_dist.diagnostics.live import Listen
 from dynamo_dist.runtime import calls, gradients, guards, recompiles
 from dynamo_dist.settings import BACKEND, DistConfig, digest
-from dynamo_dist.sharding import registration
-from dynamo_dist.sharding.rules import registry as sharding
+from dynamo_dist.sharding import registration, rules
 from dynamo_dist.torch_compat import dynamo_compiler, dynamo_frames, inductor_cpp
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import c10d as lowering
-from dynamo_dist.tracing import dtensor_patches as dtensor
-from dynamo_dist.tracing import hooks, modules, trackers
+from dynamo_dist.tracing import dtensor, modules
+from dynamo_dist.tracing import trackers as tracking
 
 # A mesh that is being made there lacks what its tracker is asked for.
 MESHES = Path("torch/distributed/device_mesh.py")
@@ -39,7 +38,7 @@ def patches(config: DistConfig, options: Mapping[str, object] | None = None) -> 
     """
     return [
         dynamo_compiler.BackendEntryPoint(BACKEND),
-        *trackers.patches(config),
+        *tracking.patches(config),
         *lowering.patches(config),
         *dtensor.patches(config),
         *modules.patches(config),
@@ -48,10 +47,10 @@ def patches(config: DistConfig, options: Mapping[str, object] | None = None) -> 
         *calls.wrapping_patches(),
         *gradients.gradients_patches(),
         *calls.below_autograd_patches(),
-        *sharding.patches(config),
+        *rules.patches(config),
         *registration.patches(),
         *gradients.double_backward_patches(),  # around what sharding sets there
-        *hooks.patches(),
+        *trackers.patches(),
         *live.patches(),
         Listen(),
         dynamo_compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),

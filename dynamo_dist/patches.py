@@ -244,7 +244,7 @@ OWN_STATE = "own state"
 
 _GROUPING = (__name__, "dynamo_dist.patch_stack", "dynamo_dist.cli.doctor")
 # Lists of what other modules ask for.
-_TABLES = ("dynamo_dist.sharding.rules.registry", "dynamo_dist.tracing.dtensor_patches")
+_TABLES = ("dynamo_dist.sharding.rules",)
 _ISSUE = re.compile(r"(?:https://github\.com/)?pytorch/pytorch(?:/issues/|/pull/|#)\d+")
 _VERSIONS = re.compile(
     r"\b(?:[Ss]een|are there|is there)[^.]*?\b(2\.\d+(?:\s+(?:to|and)\s+2\.\d+)?)"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
+from dynamo_dist import trackers
 from dynamo_dist.sharding import registration
-from dynamo_dist.tracing import hooks
 from inductor_passes.plugins import load_features, load_plugins
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _save() -> Callable[[], None]:
     # It loads all passes, which a process that compiles nothing does without.
     from inductor_passes import registry
 
-    tables: list[dict[Any, Any]] = [registration.registered, hooks.hooked]
+    tables: list[dict[Any, Any]] = [registration.registered, trackers.hooked]
     before = [dict(table) for table in tables]
     compilers = list(frame_compilers)
     restore_passes = registry.save()

@@ -69,7 +69,6 @@ class Step:
     mesh: int
     fixed: bool = False
     in_place: bool = False
-    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

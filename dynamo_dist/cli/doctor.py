@@ -40,9 +40,10 @@ from rich.console import Console
 from rich.table import Table
 
 import inductor_passes
-from dynamo_dist import settings, switch
+from dynamo_dist import settings
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.settings import TRACKER_NAMES, TRACKERS_OFF, DistConfig
+from dynamo_dist.torch_compat import patching
 from inductor_passes import registry
 from inductor_passes.cli import print_entries
 from inductor_passes.extension import Degraded
@@ -95,7 +96,7 @@ def diagnose(torch_version: str | None = None) -> Diagnosis:
     passes, failures = _passes() if supported else ((), ())
     return Diagnosis(
         supported=supported,
-        enabled=switch.is_enabled(),
+        enabled=patching.is_enabled(),
         versions={"python": platform.python_version(), **found},
         probes=probes,
         trackers=tuple(n for n in TRACKER_NAMES if supported and n not in config.trackers_off),

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from dynamo_dist.numerics.ranks import LayoutError, resolved, whole_tensor
-from dynamo_dist.torch_compat import dtensor_ranks
+from dynamo_dist.torch_compat import dtensor_ranks, dtensor_specs
 
 # Sums in another order: a few units in the last place for each of the numbers added up.
 TOLERANCES_OF_SUMS = {
@@ -56,11 +56,7 @@ def difference_from_one_device(
         # No gradient where one device has a gradient of zeros means the same.
         return "missing" if expected.count_nonzero() else ""
     try:
-        whole = (
-            whole_tensor(found, values and same_replicas)
-            if isinstance(found, DTensor)
-            else same_on_all_ranks(found)
-        )
+        whole = joined(found, values and same_replicas)
     except LayoutError as error:
         return str(error)
     return difference(whole, expected, tolerance, values)
@@ -84,15 +80,16 @@ def difference(
     return how_far(found, expected, tolerance) if values else ""
 
 
-def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The one value of a tensor that is no DTensor; raises LayoutError if ranks have different
-    ones.
+def joined(tensor: torch.Tensor, same_replicas: bool) -> torch.Tensor:
+    """The whole tensor that all ranks hold together, or the one value of a tensor that is no
+    DTensor; raises LayoutError if ranks hold something else.
     """
-    reconcile = getattr(tensor, "reconcile", None)
-    if reconcile is None:
+    if isinstance(tensor, DTensor):
+        return whole_tensor(tensor, same_replicas)
+    if not isinstance(tensor, dtensor_specs.LocalTensor):
         return tensor.detach()
     try:
-        return reconcile().detach()
+        return tensor.reconcile().detach()
     except AssertionError:
         raise LayoutError("plain tensors differ from rank to rank") from None
 

@@ -1,7 +1,7 @@
 """Price a choice of placements: collectives, compute and memory that operations read and write.
 
 The program is laid out as a graph of whole tensors, and the scheduler's own rule
-(``inductor_passes/machine/prices/traffic.py``) says what reaches memory there. Shares of tensors
+(``inductor_passes.cost.compute.graph_accesses``) says what reaches memory there. Shares of tensors
 carry over to any placement: what is of equal size stays so on shards.
 
 The planner knows machines by the ``Prices`` protocol alone. All in microseconds.

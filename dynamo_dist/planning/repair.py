@@ -28,6 +28,7 @@ from dynamo_dist.planning.trace import Session, bracketed
 from dynamo_dist.plugins import Compile
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning, inductor_code
 from dynamo_dist.torch_compat.dynamo_compiler import CacheKeyTag
+from dynamo_dist.torch_compat.patching import applied
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +61,8 @@ def compile_repaired(
     session, tag = Session(script), CacheKeyTag(f"plan-{digest}")
     marked = {f"{bracketed.__module__}.{fn}": digest for fn in _MARKED}
     try:
-        tag.apply()
-        try:
-            with session.active(), inductor_code.cacheable(marked):
-                compiled = compile_(bracketed(gm, inputs), inputs)
-        finally:
-            tag.undo()
+        with applied(tag), session.active(), inductor_code.cacheable(marked):
+            compiled = compile_(bracketed(gm, inputs), inputs)
         session.check_complete()
         return compiled
     except Exception as error:
@@ -98,17 +95,17 @@ def find_plan(
     key = hashlib.sha256(f"{name} {rules} {prices.digest()}".encode()).hexdigest()[:32]
     cached = os.path.join(inductor_code.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
     with file.one_at_a_time(cached):
-        known = None
+        stored_plan = None
         with contextlib.suppress(PlanError):  # a file of ours that is no plan is made anew
-            known = file.load_plans(cached).get(name)
-        if known is None:
-            known = _new_plan(gm, inputs, prices)
-            if known is None:
+            stored_plan = file.load_plans(cached).get(name)
+        if stored_plan is None:
+            stored_plan = _new_plan(gm, inputs, prices)
+            if stored_plan is None:
                 return None
-            _keep(cached, {name: known})
+            _keep(cached, {name: stored_plan})
     if path is not None:
-        _keep(path, {**file.load_plans(path), name: known})
-    return known
+        _keep(path, {**file.load_plans(path), name: stored_plan})
+    return stored_plan
 
 
 def _keep(path: str, stored: dict[str, file.StoredPlan]) -> None:

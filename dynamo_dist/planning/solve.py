@@ -10,7 +10,6 @@ upstream's choices are improved one at a time instead.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,12 +69,10 @@ class Solution:
     chosen: list[Choice]
     bound_us: float
     method: str
-    seconds: float
 
 
 def solve_placements(problem: PlacementProblem, start: Sequence[Choice]) -> Solution:
     """The best choices found; never worse than ``start``, which must be among the choices."""
-    begin = time.perf_counter()
     best = list(start)
     bound, method = 0.0, "greedy"
     try:
@@ -89,7 +86,7 @@ def solve_placements(problem: PlacementProblem, start: Sequence[Choice]) -> Solu
         best = found
     else:
         method = "upstream"
-    return Solution(best, bound, method, time.perf_counter() - begin)
+    return Solution(best, bound, method)
 
 
 def improve(problem: PlacementProblem, start: Sequence[Choice], rounds: int = 20) -> list[Choice]:
@@ -131,7 +128,6 @@ class _Programme:
         self.cost: list[float] = []
         self.binary: list[bool] = []
         self.rows: list[tuple[float, list[int], list[float]]] = []
-        self.constant = 0.0
         self.columns: dict[int, list[int]] = {}
         self._steps()
         self._edges()
@@ -159,7 +155,7 @@ class _Programme:
         for i, step in enumerate(p.program.steps):
             for a, ref in enumerate(step.inputs):
                 if ref.step < 0:
-                    key: object = self.problem.program.sources[-1 - ref.step].spec
+                    key: object = p.program.sources[-1 - ref.step].spec
                     edges[(key, -1, 0, p.roots[i], a)] += 1
                 else:
                     edges[(None, p.roots[ref.step], ref.output, p.roots[i], a)] += 1

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from dynamo_dist.errors import PlanError
 from dynamo_dist.program import Choice, Program, Ref, Source, Spec, Step
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning
+from dynamo_dist.torch_compat.patching import applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,11 +152,10 @@ class Session:
         """Intercept what DTensor does in this block."""
         global _session  # noqa: PLW0603 - one trace at a time: torch's compile lock is held
         before, _session = _session, self
-        self.hook.apply()
         try:
-            yield
+            with applied(self.hook):
+                yield
         finally:
-            self.hook.undo()
             _session = before
 
     # --- what is intercepted
@@ -389,8 +389,8 @@ class Session:
         self._end_step(index, step, [result], None)
 
     def _ref(self, tensor: torch.Tensor) -> Ref:
-        known = self.refs.get(id(tensor))
-        return known[0] if known is not None else self._source(tensor, is_input=False)
+        entry = self.refs.get(id(tensor))
+        return entry[0] if entry is not None else self._source(tensor, is_input=False)
 
     def _source(self, tensor: Any, *, is_input: bool) -> Ref:
         spec = dtensor_placements.words(tensor.placements)
@@ -405,8 +405,8 @@ class Session:
         return ref.step < 0 and self.program.sources[-1 - ref.step].is_input
 
     def _mesh(self, mesh: DeviceMesh) -> int:
-        for i, known in enumerate(self.meshes):
-            if known is mesh or known == mesh:
+        for i, recorded in enumerate(self.meshes):
+            if recorded is mesh or recorded == mesh:
                 return i
         self.meshes.append(mesh)
         return len(self.meshes) - 1

@@ -105,7 +105,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _writes(node: fx.Node) -> bool:
     # Dynamo's graph has Python functions and method names, no schemas that would say what is
     # written.
-    name = getattr(node.target, "__name__", str(node.target))
+    name = dynamo_building.target_name(node)
     return (
         name == "setitem"
         or name.startswith(("iadd", "isub", "imul", "itruediv", "ipow"))
@@ -173,8 +173,7 @@ class _Forget(OwnState):
     def apply(self) -> None:
         _specs.clear()
 
-    def undo(self) -> None:
-        _specs.clear()
+    undo = apply
 
 
 def unflatten(

@@ -159,7 +159,7 @@ class Gradients:
             if (
                 known.fits
                 and leaf.grad_dtype is known.dtype
-                and aot_gradients.will_run(targets[position])
+                and aot_gradients.all_will_run([targets[position]])
             ):
                 grad = leaf.grad
                 if grad is None:

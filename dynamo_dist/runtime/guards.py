@@ -214,9 +214,6 @@ class ModuleHooks:
         self.checks: dict[object, dynamo_guards.Check] = {}
         self.replaced: set[object] = set()
         self.implied: set[int] = set()
-        # Without versions of dictionaries each call would have to compare the hooks one by one.
-        if dynamo_guards.dict_version is None:
-            return
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards:
             held_by = dynamo_guards.attribute_above(guard.originating_source, _DICTS)
@@ -321,7 +318,7 @@ def is_on_own_code(guard: Guard) -> bool:
     if named is None or named[0].split(".")[0] != __name__.split(".")[0]:
         return False
     module, member = named
-    value = None if member is None else getattr(sys.modules[module], member, None)
+    value = None if member is None else vars(sys.modules[module]).get(member)
     return dynamo_guards.is_on_code(guard) or isinstance(value, (str, int, float, tuple, frozenset))
 
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import collectives
 from dynamo_dist.sharding.rows import shapes_and_placements, tensor_strategies
-from dynamo_dist.torch_compat import aot_gradients, dtensor_dispatch, dtensor_specs
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
 # In-place operators that give nothing negative: of anything, of nothing negative, and of nothing
 # negative with numbers none of which is.
@@ -207,7 +207,7 @@ def instead(
     if function is not None and op not in (active := _decomposing.get()):
         token = _decomposing.set(active | {op})
         try:
-            with aot_gradients.plain_tensors_are_replicas():
+            with dtensor_dispatch.plain_tensors_are_replicas():
                 found = function(*args, **kwargs)
         except (StrategyError, torch.OutOfMemoryError, MemoryError):
             raise  # gathering would take more memory still

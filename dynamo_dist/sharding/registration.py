@@ -11,7 +11,6 @@ from typing import Any
 
 from torch.distributed.tensor import Shard
 
-from dynamo_dist import switch
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding.rows import (
     Call,
@@ -26,6 +25,7 @@ from dynamo_dist.torch_compat import (
     dtensor_specs,
     dtensor_strategies,
     dynamo_compiler,
+    patching,
 )
 from dynamo_dist.torch_compat.patching import Patch
 from inductor_passes.plugins import digest_of_sources
@@ -239,8 +239,8 @@ def register_strategy(
         # No trace may see the new strategy before caches of the old one's decisions are dropped.
         with dynamo_compiler.compile_lock:
             registered[op] = (checked(op, function), info)
-            if switch.is_enabled():
-                switch.apply(patches([op]))
+            if patching.is_enabled():
+                patching.apply(patches([op]))
         return function
 
     return register

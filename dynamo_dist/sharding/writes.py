@@ -196,8 +196,8 @@ def methods() -> list[str]:
     """Methods of tensors that write to them, those of ``x += y`` among them."""
     found = [f"__i{name}__" for name in _AUGMENTED]
     for name in dir(torch.Tensor):
-        op = getattr(torch.ops.aten, name, None)
-        if name.endswith("_") and not name.startswith("_") and not name.endswith(_OTHER) and op:
+        in_place = name.endswith("_") and not name.startswith("_") and not name.endswith(_OTHER)
+        if in_place and hasattr(torch.ops.aten, name):
             found.append(name)
     return [name for name in found if hasattr(torch.Tensor, name)]
 

@@ -4,10 +4,9 @@ backward.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,26 +23,22 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_dist.torch_compat.aot_runtime import Wrap
-from dynamo_dist.torch_compat.dtensor_dispatch import dispatcher, tree_leaves, tree_map_only
+from dynamo_dist.torch_compat.dtensor_dispatch import (
+    dispatcher,
+    plain_tensors_are_replicas,
+    tree_leaves,
+    tree_map_only,
+)
 from dynamo_dist.torch_compat.dtensor_strategies import _CloneOfParts
 from dynamo_dist.torch_compat.patching import (
     Patch,
     SetAttribute,
+    Upstream,
     WrapAttribute,
+    WrapFunction,
     _optional_module,
     has,
 )
-
-
-@contextlib.contextmanager
-def plain_tensors_are_replicas() -> Iterator[None]:
-    """Inside, a plain tensor among DTensors stands for itself on every rank."""
-    before = dispatcher()._allow_implicit_replication
-    dispatcher()._allow_implicit_replication = True
-    try:
-        yield
-    finally:
-        dispatcher()._allow_implicit_replication = before
 
 
 class _ReplicasOfAnySize(TorchDispatchMode):
@@ -96,19 +91,12 @@ def replicas_in_backward() -> list[Patch]:
         if not is_initialized():
             return upstream(*args, **kwargs)
         mode = get_proxy_mode()
-        dispatching = dispatcher()
-        before = dispatching._allow_implicit_replication
-        dispatching._allow_implicit_replication = True
-        try:
+        with plain_tensors_are_replicas():
             # No mode where every size is a number: what looks for modes takes another way with any.
             if mode is None or not mode.tracer.sympy_expr_tracker:
                 return upstream(*args, **kwargs)
             with _ReplicasOfAnySize():
                 return upstream(*args, **kwargs)
-        finally:
-            # Restored even where the backward raises: the flag is the process's, and a program's
-            # own mistake would be hidden.
-            dispatching._allow_implicit_replication = before
 
     return [
         SetAttribute(module, upstream.__name__, run)
@@ -126,34 +114,27 @@ def on_writes_to_plain_tensors(write: Callable[..., object]) -> list[Patch]:
     what finishes a call, so this stands where a decision is asked for. Seen in 2.13 to 2.15.
     """
 
-    def writing(upstream: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def propagate(
-            self: object,
-            op: OpOverload,
-            args: tuple[object, ...],
-            kwargs: dict[str, object],
-            *rest: object,
-        ) -> object:
-            found = upstream(
-                self, op, args, kwargs, *rest
-            )  # refuses plain tensors where they may not stand
-            plain = args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor)
-            if (
-                not plain
-                or not op._schema.name.endswith("_")
-                or not isinstance(found, OutputSharding)
-            ):
-                return found
-            write(op, args, kwargs)
-            # The dispatcher returns a result that is no decision as it is, which is what an in-
-            # place operator gives.
-            return args[0]
-
-        return propagate
+    def propagate(
+        upstream: Upstream,
+        self: object,
+        op: OpOverload,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *rest: object,
+    ) -> object:
+        found = upstream(
+            self, op, args, kwargs, *rest
+        )  # refuses plain tensors where they may not stand
+        plain = args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor)
+        if not plain or not op._schema.name.endswith("_") or not isinstance(found, OutputSharding):
+            return found
+        write(op, args, kwargs)
+        # The dispatcher returns a result that is no decision as it is, which is what an in-
+        # place operator gives.
+        return args[0]
 
     name = "_propagate_op_sharding_dispatch_slow_path"
-    return [WrapAttribute(OpDispatcher, name, writing)]
+    return [WrapFunction(OpDispatcher, name, propagate)]
 
 
 def partial_inputs_stay_partial() -> list[Patch]:
@@ -163,23 +144,19 @@ def partial_inputs_stay_partial() -> list[Patch]:
     whole for the parts that it said it would return. Seen in 2.13 to 2.15.
     """
 
-    def keeping(upstream: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def fresh(index: int, tensor: torch.Tensor, meta: Any) -> object:
-            known = meta.input_info[index] if index in meta.mutated_inp_runtime_indices else None
-            if (
-                known is not None
-                and known.requires_grad
-                and known.mutates_data
-                and isinstance(tensor, DTensor)
-                and any(isinstance(each, Partial) for each in tensor.placements)
-            ):
-                return _CloneOfParts.apply(tensor)
-            return upstream(index, tensor, meta)
+    def fresh(upstream: Upstream, index: int, tensor: torch.Tensor, meta: Any) -> object:
+        info = meta.input_info[index] if index in meta.mutated_inp_runtime_indices else None
+        if (
+            info is not None
+            and info.requires_grad
+            and info.mutates_data
+            and isinstance(tensor, DTensor)
+            and any(isinstance(each, Partial) for each in tensor.placements)
+        ):
+            return _CloneOfParts.apply(tensor)
+        return upstream(index, tensor, meta)
 
-        return fresh
-
-    return [WrapAttribute(_graph_capture_wrappers, "maybe_to_fresh_input", keeping)]
+    return [WrapFunction(_graph_capture_wrappers, "maybe_to_fresh_input", fresh)]
 
 
 def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
@@ -195,21 +172,21 @@ def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
     Seen in 2.13 to 2.15.
     """
 
-    def checked(upstream: Callable[..., object]) -> Callable[..., Any]:
-        @functools.wraps(upstream)
-        def post_compile(
-            self: object, compiled_fn: object, *args: object, **kwargs: object
-        ) -> object:
-            # compiled_fn is the bound classmethod ``apply`` of the graph's autograd.Function.
-            function = getattr(compiled_fn, "__self__", None)
-            if isinstance(function, type) and _returns_dtensors(function):
-                compiled: Any = function
-                compiled.backward = _checking(compiled.backward, refuse)
-            return upstream(self, compiled_fn, *args, **kwargs)
+    def post_compile(
+        upstream: Upstream,
+        self: object,
+        compiled_fn: object,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        # compiled_fn is the bound classmethod ``apply`` of the graph's autograd.Function.
+        function = getattr(compiled_fn, "__self__", None)
+        if isinstance(function, type) and _returns_dtensors(function):
+            compiled: Any = function
+            compiled.backward = _checking(compiled.backward, refuse)
+        return upstream(self, compiled_fn, *args, **kwargs)
 
-        return post_compile
-
-    return [WrapAttribute(RuntimeWrapper, "post_compile", checked)]
+    return [WrapFunction(RuntimeWrapper, "post_compile", post_compile)]
 
 
 def _returns_dtensors(function: type) -> bool:
@@ -388,19 +365,11 @@ def all_leaves_of(targets: Sequence[object]) -> list[Any] | None:
 
 
 def all_will_run(nodes: Sequence[Any]) -> bool:
-    """``will_run`` of every node."""
-    try:
-        return all(map(torch._C._will_engine_execute_node, nodes))
-    except RuntimeError:
-        return False
-
-
-def will_run(node: Any) -> bool:
-    """Return whether this backward runs the accumulator, and not ``torch.autograd.grad`` for its
-    input.
+    """Return whether this backward runs the accumulators, and not ``torch.autograd.grad`` for
+    their inputs.
     """
     try:
-        return torch._C._will_engine_execute_node(node)
+        return all(map(torch._C._will_engine_execute_node, nodes))
     except RuntimeError:
         return False
 

@@ -15,7 +15,14 @@ from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dynamo_dist.torch_compat.patching import Patch, SetAttribute, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import (
+    Patch,
+    SetAttribute,
+    Upstream,
+    WrapAttribute,
+    WrapFunction,
+    has,
+)
 from inductor_passes.rewrite.bucket import GATHERED_FOR
 
 _LAUNCHING = ("_c10d_functional", "_dtensor")  # namespaces of torch's ops that communicate
@@ -80,10 +87,10 @@ def save_states_before_objects() -> list[Patch]:
     DeviceMesh, sizes. Upstream adds the states after the objects, where the runtime takes a mesh
     for a tensor. Seen in 2.13 to 2.15.
     """
-    upstream = _partitioners.functionalize_rng_ops
 
-    @functools.wraps(upstream)
-    def functionalize(joint: Any, forward: Any, backward: Any, last: int) -> object:
+    def functionalize(
+        upstream: Upstream, joint: Any, forward: Any, backward: Any, last: int
+    ) -> object:
         inputs = backward.graph.find_nodes(op="placeholder")
         tangent = next((node for node in inputs if "tangent" in node.name), None)
         # Inputs in front of the first tangent are what the forward saved; the order among them is
@@ -97,7 +104,7 @@ def save_states_before_objects() -> list[Patch]:
         backward.recompile()
         return forward, backward
 
-    return [SetAttribute(_partitioners, "functionalize_rng_ops", functionalize)]
+    return [WrapFunction(_partitioners, "functionalize_rng_ops", functionalize)]
 
 
 def _is_object(node: fx.Node) -> bool:
@@ -112,10 +119,8 @@ def draw_once() -> list[Patch]:
     anew for the backward. Its results are saved instead. Seen in 2.13 to 2.15.
     """
     operator = _rng_prims.run_dtensor_rng_op
-    upstream = _partitioners.force_save_effectful_ops
 
-    @functools.wraps(upstream)
-    def force_save(joint: fx.GraphModule) -> None:
+    def force_save(upstream: Upstream, joint: fx.GraphModule) -> None:
         upstream(joint)
         for node in joint.graph.find_nodes(op="call_function", target=operator):
             # The partitioner saves tensors: of an operator with several results these are the
@@ -125,7 +130,7 @@ def draw_once() -> list[Patch]:
                 each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     return [
-        SetAttribute(_partitioners, "force_save_effectful_ops", force_save),
+        WrapFunction(_partitioners, "force_save_effectful_ops", force_save),
         # The table that AOTAutograd's elimination of common subexpressions reads: what stands there
         # is never merged.
         WrapAttribute(_compile_utils, "rand_ops", lambda upstream: [*upstream, operator]),
@@ -135,17 +140,17 @@ def draw_once() -> list[Patch]:
 @contextlib.contextmanager
 def traced_with(**marks: object) -> Iterator[None]:
     """What AOTAutograd traces in the block has these in its nodes' metadata."""
-    known = _traceback.get_current_meta()
+    meta = _traceback.get_current_meta()
     # The dictionary is torch's, shared by all that traces in this thread, so it is changed and put
     # back in place.
-    before = {name: known[name] for name in marks if name in known}
-    known.update(marks)
+    before = {name: meta[name] for name in marks if name in meta}
+    meta.update(marks)
     try:
         yield
     finally:
         for name in marks:
-            known.pop(name, None)
-        known.update(before)
+            meta.pop(name, None)
+        meta.update(before)
 
 
 def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[None]:

@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves
 from dynamo_dist.torch_compat.patching import (
     Patch,
     SetAttribute,
+    Upstream,
     WrapAttribute,
+    WrapFunction,
     _optional_module,
     has,
 )
@@ -34,22 +36,23 @@ def on_forward_with_tangents(
     a ``cls``.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def post_compile(
-            self: Any, compiled_fn: Any, *args: object, runtime_metadata: Any, **kwargs: object
-        ) -> object:
-            tangents = runtime_metadata.subclass_tangent_meta or ()
-            kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
-            # With one gradient there is no backward at all where it is absent, so nothing has to be
-            # watched.
-            if self.trace_joint and len(kinds) > 1 and cls in kinds:
-                compiled_fn = wrap(compiled_fn)
-            return upstream(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
+    def post_compile(
+        upstream: Upstream,
+        self: Any,
+        compiled_fn: Any,
+        *args: object,
+        runtime_metadata: Any,
+        **kwargs: object,
+    ) -> object:
+        tangents = runtime_metadata.subclass_tangent_meta or ()
+        kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
+        # With one gradient there is no backward at all where it is absent, so nothing has to be
+        # watched.
+        if self.trace_joint and len(kinds) > 1 and cls in kinds:
+            compiled_fn = wrap(compiled_fn)
+        return upstream(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
 
-        return post_compile
-
-    return [WrapAttribute(_runtime_wrappers.RuntimeWrapper, "post_compile", changed)]
+    return [WrapFunction(_runtime_wrappers.RuntimeWrapper, "post_compile", post_compile)]
 
 
 def on_plain_tangent(
@@ -60,11 +63,10 @@ def on_plain_tangent(
 
     ``metadata``: what ``__tensor_flatten__`` gave. On None upstream refuses it.
     """
-    owner = _runtime_wrappers.AOTDispatchAutograd
-    upstream = owner.process_runtime_tangent
 
-    @functools.wraps(upstream)
-    def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> object:
+    def process_runtime_tangent(
+        upstream: Upstream, x: Any, meta: Any, *args: Any, **kwargs: Any
+    ) -> object:
         # A tangent of the class that was traced with is upstream's business; so is a subclass of
         # Tensor.
         if type(x) is torch.Tensor and getattr(meta, "original_subclass_type", None) is cls:
@@ -72,7 +74,8 @@ def on_plain_tangent(
             x = x if found is None else found
         return upstream(x, meta, *args, **kwargs)
 
-    return [SetAttribute(owner, "process_runtime_tangent", staticmethod(process_runtime_tangent))]
+    owner = _runtime_wrappers.AOTDispatchAutograd
+    return [WrapFunction(owner, "process_runtime_tangent", process_runtime_tangent)]
 
 
 def keep_first_symbols() -> list[Patch]:
@@ -82,23 +85,21 @@ def keep_first_symbols() -> list[Patch]:
     ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as
     itself, without end. Seen in torch 2.13 to 2.15.
     """
-    upstream = _proxy_tensor.set_proxy_slot
 
-    @functools.wraps(upstream)
-    def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
-        known = expression = None
+    def set_proxy_slot(upstream: Upstream, obj: Any, tracer: Any, proxy: Any) -> None:
+        first = expression = None
         if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             # Upstream keys its table by expression: two values with one expression are one entry
             # there.
             expression = obj.node.expr
-            known = tracer.sympy_expr_tracker.get(expression)
+            first = tracer.sympy_expr_tracker.get(expression)
         upstream(obj, tracer, proxy)
-        if known is not None:
+        if first is not None:
             # Put back rather than kept away from upstream, which needs to see the value for its
             # other tables.
-            tracer.sympy_expr_tracker[expression] = known
+            tracer.sympy_expr_tracker[expression] = first
 
-    return [SetAttribute(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
+    return [WrapFunction(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
 
 
 def wrap_with(unflatten: Callable[..., DTensor]) -> Patch:
@@ -131,7 +132,7 @@ def write_to_pending_inputs() -> list[Patch]:
     if hasattr(_optional_module("torch._functorch._aot_autograd.schemas"), "ActInputPath"):
         return []
 
-    def changed(upstream: Callable[..., object]) -> object:
+    def changed(upstream: Upstream) -> Upstream:
         @functools.wraps(upstream)
         def dispatch(
             func: Any,

@@ -4,9 +4,8 @@ compile.
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.autograd.function import _is_setup_context_defined
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx.experimental import proxy_tensor
 
-from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction, has
 
 if TYPE_CHECKING:
     from torch import fx
@@ -40,28 +39,24 @@ def pass_context() -> list[Patch]:
     if "len(args) - 1 == len(sig.parameters)" not in inspect.getsource(owner.call_apply):
         return []
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> object:
-            forward = self.fn_cls.forward
-            # With a setup_context of its own, the forward takes no context; that is torch's rule in
-            # eager mode too.
-            takes_context = not _is_setup_context_defined(self.fn_cls.setup_context)
-            if (
-                kwargs
-                or not inspect.isfunction(forward)
-                or takes_context == (len(args) != len(inspect.signature(forward).parameters))
-                or (torch.is_grad_enabled() and _may_need_gradient(args))
-            ):
-                return upstream(self, tx, args, kwargs)
-            source = self.source and AttrSource(self.source, "forward")
-            context = [AutogradFunctionContextVariable.create(tx, args, kwargs)]
-            function = VariableTracker.build(tx, forward, source=source, realize=True)
-            return function.call_function(tx, [*context[:takes_context], *args], {})
+    def call_apply(upstream: Upstream, self: Any, tx: Any, args: Any, kwargs: Any) -> object:
+        forward = self.fn_cls.forward
+        # With a setup_context of its own, the forward takes no context; that is torch's rule in
+        # eager mode too.
+        takes_context = not _is_setup_context_defined(self.fn_cls.setup_context)
+        if (
+            kwargs
+            or not inspect.isfunction(forward)
+            or takes_context == (len(args) != len(inspect.signature(forward).parameters))
+            or (torch.is_grad_enabled() and _may_need_gradient(args))
+        ):
+            return upstream(self, tx, args, kwargs)
+        source = self.source and AttrSource(self.source, "forward")
+        context = [AutogradFunctionContextVariable.create(tx, args, kwargs)]
+        function = VariableTracker.build(tx, forward, source=source, realize=True)
+        return function.call_function(tx, [*context[:takes_context], *args], {})
 
-        return call_apply
-
-    return [WrapAttribute(owner, "call_apply", changed)]
+    return [WrapFunction(owner, "call_apply", call_apply)]
 
 
 def gradients_are_apart() -> list[Patch]:
@@ -74,44 +69,41 @@ def gradients_are_apart() -> list[Patch]:
     ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.13 to 2.15.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def trace_backward_graph(
-            self: object,
-            tx: Any,
-            ctx: VariableTracker,
-            fwd_tracer: object,
-            fwd_out: object,
-            *args: object,
-            **kwargs: object,
-        ) -> object:
-            # The gradients are made from these examples, so it is these that must not share memory
-            # with the program's.
-            results = (
-                [fwd_out] if isinstance(fwd_out, TensorVariable) else getattr(fwd_out, "items", ())
-            )
-            nodes = {each.as_proxy().node for each in results if isinstance(each, TensorVariable)}
-            before = {
-                node: node.meta["example_value"] for node in nodes if "example_value" in node.meta
-            }
-            # In the trace's own fake mode, or the new tensors would belong to another one and could
-            # not meet its tensors.
-            with tx.fake_mode, torch.no_grad():
-                for node, value in before.items():
-                    node.meta["example_value"] = _apart(value)
-            try:
-                return upstream(self, tx, ctx, fwd_tracer, fwd_out, *args, **kwargs)
-            finally:
-                for node, value in before.items():
-                    node.meta["example_value"] = value
-
-        return trace_backward_graph
+    def trace_backward_graph(
+        upstream: Upstream,
+        self: object,
+        tx: Any,
+        ctx: VariableTracker,
+        fwd_tracer: object,
+        fwd_out: object,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        # The gradients are made from these examples, so it is these that must not share memory
+        # with the program's.
+        results = (
+            [fwd_out] if isinstance(fwd_out, TensorVariable) else getattr(fwd_out, "items", ())
+        )
+        nodes = {each.as_proxy().node for each in results if isinstance(each, TensorVariable)}
+        before = {
+            node: node.meta["example_value"] for node in nodes if "example_value" in node.meta
+        }
+        # In the trace's own fake mode, or the new tensors would belong to another one and could
+        # not meet its tensors.
+        with tx.fake_mode, torch.no_grad():
+            for node, value in before.items():
+                node.meta["example_value"] = _apart(value)
+        try:
+            return upstream(self, tx, ctx, fwd_tracer, fwd_out, *args, **kwargs)
+        finally:
+            for node, value in before.items():
+                node.meta["example_value"] = value
 
     name = "trace_backward_graph"
     off = "autograd functions whose backward writes to its gradient may not compile"
     if not has(AutogradFunctionApplyVariable, name, off=off):
         return []
-    return [WrapAttribute(AutogradFunctionApplyVariable, name, changed)]
+    return [WrapFunction(AutogradFunctionApplyVariable, name, trace_backward_graph)]
 
 
 def _apart(value: Any) -> object:
@@ -147,22 +139,18 @@ def equal_meshes_are_one() -> list[Patch]:
     tangents_2 was invalid, but is output"). Seen in 2.13 to 2.15.
     """
 
-    def changed(upstream: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def set_proxy_slot(obj: object, tracer: Any, proxy: fx.Proxy) -> None:
-            mesh, proxies = _real(obj), getattr(tracer, "_opaque_real_obj_proxy", None)
-            # Only a mesh that is new to this trace: one that is an input keeps the proxy of its
-            # own.
-            if isinstance(mesh, DeviceMesh) and proxies is not None and id(mesh) not in proxies:
-                for other, known in tracer.opaque_tracker.items():
-                    if isinstance(_real(other), DeviceMesh) and _real(other) == mesh:
-                        proxies[id(mesh)] = known
-                        break
-            upstream(obj, tracer, proxy)
+    def set_proxy_slot(upstream: Upstream, obj: object, tracer: Any, proxy: fx.Proxy) -> None:
+        mesh, proxies = _real(obj), getattr(tracer, "_opaque_real_obj_proxy", None)
+        # Only a mesh that is new to this trace: one that is an input keeps the proxy of its
+        # own.
+        if isinstance(mesh, DeviceMesh) and proxies is not None and id(mesh) not in proxies:
+            for other, proxy_of_equal in tracer.opaque_tracker.items():
+                if isinstance(_real(other), DeviceMesh) and _real(other) == mesh:
+                    proxies[id(mesh)] = proxy_of_equal
+                    break
+        upstream(obj, tracer, proxy)
 
-        return set_proxy_slot
-
-    return [WrapAttribute(proxy_tensor, "set_proxy_slot", changed)]
+    return [WrapFunction(proxy_tensor, "set_proxy_slot", set_proxy_slot)]
 
 
 def _real(obj: object) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES
 from torch.distributed._composable.replicate import _ReplicateState, replicate
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction
 
 FORWARD: object = DistributedDataParallel.forward
 ReplicateState = _ReplicateState
@@ -139,8 +138,7 @@ def input_device(ddp: DistributedDataParallel) -> torch.device | None:
 
 def shares_buffers(ddp: DistributedDataParallel) -> bool:
     """Return whether forward takes the first rank's buffers, if it follows a synchronising one."""
-    shares = getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers)
-    return bool(shares and ddp.modules_buffers)
+    return bool(ddp.forward_sync_buffers and ddp.modules_buffers)
 
 
 def begin_forward(ddp: DistributedDataParallel) -> bool:
@@ -163,12 +161,8 @@ def begin_forward(ddp: DistributedDataParallel) -> bool:
 def on_eager_ddp_forward(note: Callable[[object], None]) -> list[Patch]:
     """Call ``note(ddp)`` when a forward begins in eager mode."""
 
-    def before(upstream: Any) -> Any:
-        @functools.wraps(upstream)
-        def pre_forward(self: Any, *args: Any, **kwargs: Any) -> object:
-            note(self)
-            return upstream(self, *args, **kwargs)
+    def pre_forward(upstream: Upstream, self: Any, *args: Any, **kwargs: Any) -> object:
+        note(self)
+        return upstream(self, *args, **kwargs)
 
-        return pre_forward
-
-    return [WrapAttribute(DistributedDataParallel, "_pre_forward", before)]
+    return [WrapFunction(DistributedDataParallel, "_pre_forward", pre_forward)]

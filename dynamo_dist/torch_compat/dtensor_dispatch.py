@@ -25,7 +25,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapAttribute, WrapFunction
 
 if TYPE_CHECKING:
     from torch import fx
@@ -70,18 +70,23 @@ class _NoDraws(TorchDispatchMode):
 
 
 @contextlib.contextmanager
+def plain_tensors_are_replicas() -> Iterator[None]:
+    """Inside, a plain tensor among DTensors stands for itself on every rank."""
+    # The flag is the process's: nested blocks and the backward's own use of it must find what they
+    # left, and a program's own mistake would be hidden if it stayed set.
+    before = dispatcher()._allow_implicit_replication
+    dispatcher()._allow_implicit_replication = True
+    try:
+        yield
+    finally:
+        dispatcher()._allow_implicit_replication = before
+
+
+@contextlib.contextmanager
 def made_tensors_are_replicas() -> Iterator[None]:
     """Inside, a plain tensor among DTensors stands for itself on every rank, and none is random."""
-    dispatcher: Any = DTensor._op_dispatcher
-    # The flag is the process's: nested blocks and the backward's own use of it must find what they
-    # left.
-    before = dispatcher._allow_implicit_replication
-    dispatcher._allow_implicit_replication = True
-    try:
-        with _NoDraws():
-            yield
-    finally:
-        dispatcher._allow_implicit_replication = before
+    with plain_tensors_are_replicas(), _NoDraws():
+        yield
 
 
 def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list[Patch]:
@@ -91,29 +96,26 @@ def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list
     by an interpreter. Seen in 2.13 to 2.15.
     """
 
-    def tried(upstream: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def run_node(
-            tracer: object, node: fx.Node, args: object, kwargs: object, nnmodule: object
-        ) -> object:
-            if node.op != "call_function":
-                return upstream(tracer, node, args, kwargs, nnmodule)
-            return answer(lambda: upstream(tracer, node, args, kwargs, nnmodule), (args, kwargs))
+    def tried(
+        upstream: Upstream,
+        tracer: object,
+        node: fx.Node,
+        args: object,
+        kwargs: object,
+        nnmodule: object,
+    ) -> object:
+        if node.op != "call_function":
+            return upstream(tracer, node, args, kwargs, nnmodule)
+        return answer(lambda: upstream(tracer, node, args, kwargs, nnmodule), (args, kwargs))
 
-        return run_node
-
-    def traced(upstream: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(upstream)
-        def run_node(self: Any, node: Any) -> object:
-            if node.op != "call_function":
-                return upstream(self, node)
-            return answer(lambda: upstream(self, node), self.fetch_args_kwargs_from_env(node))
-
-        return run_node
+    def traced(upstream: Upstream, self: Any, node: Any) -> object:
+        if node.op != "call_function":
+            return upstream(self, node)
+        return answer(lambda: upstream(self, node), self.fetch_args_kwargs_from_env(node))
 
     return [
-        WrapAttribute(_dynamo_utils, "run_node", tried),
-        WrapAttribute(PropagateUnbackedSymInts, "run_node", traced),
+        WrapFunction(_dynamo_utils, "run_node", tried),
+        WrapFunction(PropagateUnbackedSymInts, "run_node", traced),
     ]
 
 
@@ -129,43 +131,45 @@ def one_decision_for_numbers() -> list[Patch]:
     the number is, and the decision names a layout for either.
     """
 
-    def deciding(upstream: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def propagate(
-            self: object, op: OpOverload, args: object, kwargs: object, op_info: Any, *rest: object
-        ) -> object:
-            # The key of eager's cache is made from this schema, so it is the schema that has to
-            # change and not the call.
-            schema = op_info.schema
-            alike = _alike(schema) if _takes_numbers(op) else {}
-            if not alike:
-                return upstream(self, op, args, kwargs, op_info, *rest)
-            values = list(schema.args_schema)
-            for at, spec in alike.items():
-                values[at] = _NUMBERS[spec.tensor_meta.dtype]  # type: ignore[union-attr]
-            op_info.schema = OpSchema(
-                op, tuple(values), schema.kwargs_schema, schema_info=schema.schema_info
-            )
-            try:
-                found = upstream(self, op, args, kwargs, op_info, *rest)
-            finally:
-                # The dispatcher reads it again for the local arguments, which have the tensor where
-                # it was.
-                op_info.schema = schema
-            # With that flag torch takes the arguments themselves from the schema, a number as a
-            # number.
-            if isinstance(found, OutputSharding) and not found.use_val_from_redistribute_schema:
-                moved = found.redistribute_schema
-                if moved is not None:
-                    moved.args_schema = tuple(
-                        alike.get(at, value) for at, value in enumerate(moved.args_schema)
-                    )
-            return found
-
-        return propagate
+    def propagate(
+        upstream: Upstream,
+        self: object,
+        op: OpOverload,
+        args: object,
+        kwargs: object,
+        op_info: Any,
+        *rest: object,
+    ) -> object:
+        # The key of eager's cache is made from this schema, so it is the schema that has to
+        # change and not the call.
+        schema = op_info.schema
+        alike = _alike(schema) if _takes_numbers(op) else {}
+        if not alike:
+            return upstream(self, op, args, kwargs, op_info, *rest)
+        values = list(schema.args_schema)
+        for at, spec in alike.items():
+            values[at] = _NUMBERS[spec.tensor_meta.dtype]  # type: ignore[union-attr]
+        op_info.schema = OpSchema(
+            op, tuple(values), schema.kwargs_schema, schema_info=schema.schema_info
+        )
+        try:
+            found = upstream(self, op, args, kwargs, op_info, *rest)
+        finally:
+            # The dispatcher reads it again for the local arguments, which have the tensor where
+            # it was.
+            op_info.schema = schema
+        # With that flag torch takes the arguments themselves from the schema, a number as a
+        # number.
+        if isinstance(found, OutputSharding) and not found.use_val_from_redistribute_schema:
+            moved = found.redistribute_schema
+            if moved is not None:
+                moved.args_schema = tuple(
+                    alike.get(at, value) for at, value in enumerate(moved.args_schema)
+                )
+        return found
 
     name = "_propagate_op_sharding_dispatch_slow_path"
-    return [WrapAttribute(OpDispatcher, name, deciding)]
+    return [WrapFunction(OpDispatcher, name, propagate)]
 
 
 def _takes_numbers(op: OpOverload) -> bool:
@@ -186,10 +190,10 @@ def _alike(schema: OpSchema) -> dict[int, DTensorSpec]:
             continue
         if isinstance(value, DTensorSpec):
             meta = value.tensor_meta
-            whole = all(isinstance(each, Replicate) for each in value.placements)
+            replicated = all(isinstance(each, Replicate) for each in value.placements)
             # A tensor of no dimensions in another dtype has a key of its own: no number has that
             # dtype.
-            if meta is not None and not meta.shape and whole and meta.dtype in _NUMBERS:
+            if meta is not None and not meta.shape and replicated and meta.dtype in _NUMBERS:
                 found[at] = value
         else:
             dtype = next((d for d, number in _NUMBERS.items() if type(number) is type(value)), None)
@@ -290,4 +294,4 @@ def is_custom_op(name: str) -> bool:
 
     Its implementations run below autograd anyway. ``OPDEFS`` was seen in 2.13 to 2.15.
     """
-    return name in getattr(custom_ops, "OPDEFS", ())
+    return name in custom_ops.OPDEFS

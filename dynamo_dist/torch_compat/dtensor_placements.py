@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dynamo_dist.errors import PlanError
 from dynamo_dist.program import MeshInfo, Spec, Value
 from dynamo_dist.torch_compat.dtensor_specs import DTensorSpec, TensorMeta
-from dynamo_dist.torch_compat.patching import Made, Patch, SetAttribute, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Made, Patch, SetAttribute, Upstream, WrapFunction, has
 
 if TYPE_CHECKING:
     from torch.distributed.tensor._op_schema import OpSchema
@@ -125,44 +125,39 @@ def redistribute_changes(describe: Callable[[object, object, str], str], field: 
     # torch's metadata of what is traced now, which nodes do not copy: only listed fields are.
     asking = f"{field} for"
 
-    def annotated(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def redistribute_local_tensor(
-            local: torch.Tensor, current: object, target: object, **how: object
-        ) -> object:
-            # Asked first: an exported program would name both, whether there is something to do or
-            # not.
-            if local.is_conj() or local.is_neg():
-                local = local.resolve_conj().resolve_neg()
-            if not fx_traceback.has_preserved_node_meta():
-                return upstream(local, current, target, **how)
-            op = fx_traceback.current_meta.get(asking, "")
-            with _with_meta(field, describe(current, target, op)):
-                return upstream(local, current, target, **how)
+    def redistribute_local_tensor(
+        upstream: Upstream,
+        local: torch.Tensor,
+        current: object,
+        target: object,
+        **how: object,
+    ) -> object:
+        # Asked first: an exported program would name both, whether there is something to do or
+        # not.
+        if local.is_conj() or local.is_neg():
+            local = local.resolve_conj().resolve_neg()
+        if not fx_traceback.has_preserved_node_meta():
+            return upstream(local, current, target, **how)
+        op = fx_traceback.current_meta.get(asking, "")
+        with _with_meta(field, describe(current, target, op)):
+            return upstream(local, current, target, **how)
 
-        return redistribute_local_tensor
-
-    def asked(upstream: Callable[..., object]) -> Any:
-        # Read from the class, a staticmethod comes as its function; from the class's dictionary it
-        # comes wrapped.
-        function = getattr(upstream, "__func__", upstream)
-
-        @functools.wraps(function)
-        def redistribute_local_args(
-            op_info: object, schema: OpSchema, *rest: object, **how: object
-        ) -> object:
-            if not fx_traceback.has_preserved_node_meta():
-                return function(op_info, schema, *rest, **how)
-            with _with_meta(asking, str(getattr(schema, "op", ""))):
-                return function(op_info, schema, *rest, **how)
-
-        return staticmethod(redistribute_local_args)
+    def redistribute_local_args(
+        upstream: Upstream, op_info: object, schema: OpSchema, *rest: object, **how: object
+    ) -> object:
+        if not fx_traceback.has_preserved_node_meta():
+            return upstream(op_info, schema, *rest, **how)
+        with _with_meta(asking, str(getattr(schema, "op", ""))):
+            return upstream(op_info, schema, *rest, **how)
 
     name = "redistribute_local_tensor"
     return [
         # Each has the function by its own name; autograd's Redistribute calls the last one.
-        *(WrapAttribute(module, name, annotated) for module in (_api, _dispatch, _redistribute)),
-        WrapAttribute(_dispatch.OpDispatcher, "redistribute_local_args", asked),
+        *(
+            WrapFunction(module, name, redistribute_local_tensor)
+            for module in (_api, _dispatch, _redistribute)
+        ),
+        WrapFunction(_dispatch.OpDispatcher, "redistribute_local_args", redistribute_local_args),
         MetaField(field),
     ]
 
@@ -223,10 +218,8 @@ def keep_strided_shards() -> list[Patch]:
     flattened form lacks the flag, and an order that is there shows it was set. Seen in torch 2.13
     to 2.15.
     """
-    upstream = DTensor.__tensor_unflatten__
 
-    @functools.wraps(upstream)
-    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> object:
+    def unflatten(upstream: Upstream, inner: Any, context: Any, size: Any, stride: Any) -> object:
         placements, meta, *rest = context
         # Behind placements and metadata come the shard order and requires_grad.
         if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
@@ -240,7 +233,7 @@ def keep_strided_shards() -> list[Patch]:
         )
         return DTensor(inner["_local_tensor"], spec, requires_grad=rest[1])
 
-    return [SetAttribute(DTensor, "__tensor_unflatten__", staticmethod(unflatten))]
+    return [WrapFunction(DTensor, "__tensor_unflatten__", unflatten)]
 
 
 def _is_strided_shard(placement: Placement) -> bool:
@@ -290,28 +283,25 @@ def fix_split_factors() -> list[Patch]:
     """
     cls = _view_ops._ViewShardingPropagator
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def rewrite(
-            self: Any,
-            p: Any,
-            mesh_dim: int,
-            placements: object,
-            claimed: object,
-            sizes: Any,
-            *args: object,
-        ) -> object:
-            sizes = list(sizes)
-            # On such meshes a dimension may be sharded twice, and the factor would be of both.
-            several = len(self.mesh_sizes) > 1
-            for joined in () if several else self.rule:
-                if isinstance(joined, _view_ops.Flatten):
-                    dims = [getattr(dim, "input_dim", None) for dim in joined.input_dims]
-                    for dim in dims[: dims.index(p.dim)] if p.dim in dims else ():
-                        if not has_free_unbacked_symbols(sizes[dim]):
-                            sizes[dim] = int(sizes[dim])
-            return upstream(self, p, mesh_dim, placements, claimed, sizes, *args)
+    def rewrite(
+        upstream: Upstream,
+        self: Any,
+        p: Any,
+        mesh_dim: int,
+        placements: object,
+        claimed: object,
+        sizes: Any,
+        *args: object,
+    ) -> object:
+        sizes = list(sizes)
+        # On such meshes a dimension may be sharded twice, and the factor would be of both.
+        several = len(self.mesh_sizes) > 1
+        for joined in () if several else self.rule:
+            if isinstance(joined, _view_ops.Flatten):
+                dims = [getattr(dim, "input_dim", None) for dim in joined.input_dims]
+                for dim in dims[: dims.index(p.dim)] if p.dim in dims else ():
+                    if not has_free_unbacked_symbols(sizes[dim]):
+                        sizes[dim] = int(sizes[dim])
+        return upstream(self, p, mesh_dim, placements, claimed, sizes, *args)
 
-        return rewrite
-
-    return [WrapAttribute(cls, "_rewrite_plain_shard", changed)]
+    return [WrapFunction(cls, "_rewrite_plain_shard", rewrite)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,16 +18,26 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils import _pytree as pytree
 
 from dynamo_dist.program import Choice, Spec
-from dynamo_dist.torch_compat.dtensor_dispatch import Handler
+from dynamo_dist.torch_compat.dtensor_dispatch import (
+    Handler,
+    as_upstream,
+    dispatcher,
+    propagator,
+)
 from dynamo_dist.torch_compat.dtensor_placements import placement, words
-from dynamo_dist.torch_compat.dtensor_strategies import has_strategy
-from dynamo_dist.torch_compat.patching import SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.dtensor_strategies import decided_operators, has_strategy
+from dynamo_dist.torch_compat.patching import (
+    SetAttribute,
+    Upstream,
+    WrapAttribute,
+    WrapFunction,
+    applied,
+)
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-_dispatcher: Any = DTensor._op_dispatcher
-_propagator: Any = _dispatcher.sharding_propagator
+_dispatcher, _propagator = dispatcher(), propagator()
 
 
 class Interception:
@@ -37,11 +48,14 @@ class Interception:
 
     def __init__(self, on_op: Handler, on_move: object, on_back: object, on_local: object) -> None:
         self.on_op = on_op
-        self.functions = (
-            (redistribution.Redistribute, "forward", on_move),
-            (redistribution.Redistribute, "backward", on_back),
-            (api._ToTorchTensor, "forward", on_local),
-        )
+        self.patches = [
+            WrapAttribute(owner, name, functools.partial(_before, function))
+            for owner, name, function in (
+                (redistribution.Redistribute, "forward", on_move),
+                (redistribution.Redistribute, "backward", on_back),
+                (api._ToTorchTensor, "forward", on_local),
+            )
+        ]
 
     def apply(self) -> None:
         table = _dispatcher._custom_op_handlers
@@ -50,18 +64,8 @@ class Interception:
             # A handler that forwards to another operator decides nothing: that one is intercepted.
             if not getattr(self.before.get(op), "forwards", False):
                 table[op] = self.on_op
-        self.patches = []
-        for owner, name, replacement in self.functions:
-            upstream = getattr(owner, name)
-
-            def wrapped(
-                *args: Any, _upstream: Any = upstream, _replacement: Any = replacement
-            ) -> Any:
-                return _replacement(_upstream, *args)
-
-            patch = SetAttribute(owner, name, staticmethod(wrapped))
+        for patch in self.patches:
             patch.apply()
-            self.patches.append(patch)
 
     def undo(self) -> None:
         for patch in reversed(self.patches):
@@ -75,12 +79,7 @@ class Interception:
         own = self.before.get(op)
         if own is not None:
             return own(op, args, kwargs)
-        table = _dispatcher._custom_op_handlers
-        mine = table.pop(op)
-        try:
-            return op(*args, **kwargs)
-        finally:
-            table[op] = mine
+        return as_upstream(op, self.on_op, args, kwargs)
 
     def has_own_rules(self, op: OpOverload) -> bool:
         """Return whether DTensor runs the op by a handler of its own, which chooses placements
@@ -89,10 +88,13 @@ class Interception:
         return op in self.before
 
 
+def _before(function: Any, upstream: Upstream) -> staticmethod[..., object]:
+    return staticmethod(functools.partial(function, upstream))
+
+
 def _known_ops() -> set[object]:
-    tables = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
-    found = {op for name in tables for op in getattr(_propagator, name, {})}
-    return found | set(_dispatcher._custom_op_handlers)
+    found = {*decided_operators(), *_dispatcher._custom_op_handlers}
+    return found | _propagator.op_to_rules.keys()
 
 
 def moved(tensor: DTensor, spec: Spec) -> DTensor:
@@ -133,16 +135,13 @@ def propagated(schema: Any) -> Choice | None:
     used = result.redistribute_schema if result.needs_redistribute else schema
     if used is None:
         return None
-    outputs = result.output_spec
-    listed = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     return Choice(
         tuple(words(spec.placements) for spec in specs_in(used)),
-        tuple(None if spec is None else words(spec.placements) for spec in listed),
+        _spec_words(result.output_spec, 1),
     )
 
 
-@contextlib.contextmanager
-def remembered_ways() -> Iterator[None]:
+def remembered_ways() -> contextlib.AbstractContextManager[None]:
     """Find the way from one spec to another once, not each time that an operator's strategies are
     weighed.
 
@@ -150,25 +149,17 @@ def remembered_ways() -> Iterator[None]:
     those are found anew here too. On a mesh of two dimensions a search takes most of the time of a
     plan.
     """
-    known: dict[object, object] = {}
+    cache: dict[object, object] = {}
 
-    def remembering(upstream: Callable[..., object]) -> object:
-        def find(*asked: object) -> object:
-            try:
-                if asked not in known:
-                    known[asked] = upstream(*asked)
-            except TypeError:  # a symbol has no hash
-                return upstream(*asked)
-            return known[asked]
+    def find(upstream: Upstream, *asked: object) -> object:
+        try:
+            if asked not in cache:
+                cache[asked] = upstream(*asked)
+        except TypeError:  # a symbol has no hash
+            return upstream(*asked)
+        return cache[asked]
 
-        return find
-
-    patch = WrapAttribute(redistribution, "_gen_transform_infos_non_cached", remembering)
-    patch.apply()
-    try:
-        yield
-    finally:
-        patch.undo()
+    return applied(WrapFunction(redistribution, "_gen_transform_infos_non_cached", find))
 
 
 def _spec_words(specs: Any, count: int) -> tuple[Spec | None, ...]:
@@ -188,24 +179,16 @@ def _choice_of(strategy: Any, inputs: int, outputs: int) -> Choice:
     )
 
 
-@contextlib.contextmanager
-def _selecting(select: Callable[..., object]) -> Iterator[None]:
+def _selecting(select: Upstream) -> contextlib.AbstractContextManager[None]:
     """Replace how DTensor picks one of an op's strategies; ``select`` gets upstream's way first."""
-    name = "_select_min_cost_strategy"
-    upstream = getattr(propagation, name)
-    patch = SetAttribute(propagation, name, lambda *args: select(upstream, *args))
-    patch.apply()
-    try:
-        yield
-    finally:
-        patch.undo()
+    return applied(WrapFunction(propagation, "_select_min_cost_strategy", select))
 
 
 def offered(schema: object, inputs: int, outputs: int) -> list[Choice]:
     """Every strategy that DTensor weighs for ``schema``."""
     found: list[Choice] = []
 
-    def select(upstream: Callable[..., object], strategies: Any, *rest: object) -> object:
+    def select(upstream: Upstream, strategies: Any, *rest: object) -> object:
         found.extend(_choice_of(s, inputs, outputs) for s in strategies.strategies)
         return upstream(strategies, *rest)
 
@@ -225,7 +208,7 @@ def steered(choice: Choice | None) -> Iterator[None]:
         yield
         return
 
-    def select(upstream: Callable[..., object], strategies: Any, *rest: object) -> object:
+    def select(upstream: Upstream, strategies: Any, *rest: object) -> object:
         for s in strategies.strategies:
             if _choice_of(s, len(choice.inputs), len(choice.outputs)) == choice:
                 return s
@@ -259,21 +242,10 @@ def line_mesh(device_type: str, size: int) -> DeviceMesh:
     return DeviceMesh(device_type, torch.arange(size), _init_backend=False)
 
 
-@contextlib.contextmanager
-def known_outputs(metas: object) -> Iterator[None]:
+def known_outputs(metas: object) -> contextlib.AbstractContextManager[None]:
     """Let DTensor not run an op on fake tensors to learn the shapes of outputs that are known."""
     names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
-    patches = []
-    for name in names:
-        if hasattr(_propagator, name):
-            patch = SetAttribute(_propagator, name, lambda schema: metas)
-            patch.apply()
-            patches.append(patch)
-    try:
-        yield
-    finally:
-        for patch in reversed(patches):
-            patch.undo()
+    return applied(*(SetAttribute(_propagator, name, lambda schema: metas) for name in names))
 
 
 def output_metas(schema: object) -> object:

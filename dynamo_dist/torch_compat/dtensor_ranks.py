@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,14 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from dynamo_dist.torch_compat.patching import Patch, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.patching import (
+    Patch,
+    SetAttribute,
+    Upstream,
+    WrapAttribute,
+    WrapFunction,
+    applied,
+)
 
 
 def random_on_cpu() -> list[Patch]:
@@ -54,13 +61,10 @@ def dtensor_of_ranks(
     )
 
 
-@contextlib.contextmanager
-def fit_for_all_ranks() -> Iterator[None]:
+def fit_for_all_ranks() -> contextlib.AbstractContextManager[None]:
     """Have DTensor derive global shapes once for all ranks, and mask without indices."""
-    upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
-    @functools.wraps(upstream)
-    def once(self: Any, *args: Any) -> object:
+    def once(upstream: Upstream, self: Any, *args: Any) -> object:
         with maybe_disable_local_tensor_mode():
             return upstream(self, *args)
 
@@ -69,17 +73,10 @@ def fit_for_all_ranks() -> Iterator[None]:
         tensor.masked_fill_(mask, 0.0)
 
     # A mask picks as many elements as it likes on each rank, and the mode has one shape for all.
-    patches = (
-        SetAttribute(ShardingPropagator, upstream.__name__, once),
+    return applied(
+        WrapFunction(ShardingPropagator, "_propagate_tensor_meta_non_cached", once),
         SetAttribute(MaskBuffer, "apply_mask", apply_mask),
     )
-    for patch in patches:
-        patch.apply()
-    try:
-        yield
-    finally:
-        for patch in reversed(patches):
-            patch.undo()
 
 
 def are_all_ranks_here() -> bool:

@@ -27,6 +27,9 @@ from torch.distributed.tensor._op_schema import TupleStrategy as TupleStrategy
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
+from torch.distributed.tensor.experimental._context_parallel import (
+    _attention as _context_parallel,
+)
 from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import (
@@ -99,15 +102,6 @@ def _apart_in_a_dimension(a: torch.Tensor, b: torch.Tensor) -> bool:
             return True
         at, bt = at % step, bt % step
     return False
-
-
-# context_parallel is experimental in torch: its module moves from version to version.
-try:
-    from torch.distributed.tensor.experimental._context_parallel import (
-        _attention as _context_parallel,
-    )
-except ImportError:
-    _context_parallel = None  # type: ignore[assignment]
 
 
 def redistribute_costs(source: OpStrategy, target: DTensorSpec) -> list[float]:
@@ -227,7 +221,7 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
         # answers for all.
         rank = min(one._ranks)
         one, other = one._local_tensors[rank], other._local_tensors[rank]
-    return bool(StorageWeakRef(one.untyped_storage()) == StorageWeakRef(other.untyped_storage()))
+    return _same_storage(one, other)
 
 
 def random_states() -> list[torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,9 +33,9 @@ from dynamo_dist.torch_compat.patching import (
     OwnState,
     Patch,
     RemoveItem,
-    SetAttribute,
     SetItem,
-    WrapAttribute,
+    Upstream,
+    WrapFunction,
 )
 
 enable_loss_ops: Callable[[], None] = vars(_loss)["_enable_custom_loss_ops"]
@@ -56,23 +55,23 @@ def integers_in_partials() -> list[Patch]:
     2.15.
     """
 
-    def of_integers(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(upstream)
-        def partition(
-            self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int
-        ) -> torch.Tensor:
-            # Torch divides by the number of ranks here, which is exact enough for fractions.
-            if self.reduce_op != "sum" or tensor.is_floating_point() or tensor.is_complex():
-                return upstream(self, tensor, mesh, mesh_dim)
-            # Index 0 of a dimension with one entry a rank: it falls on the first rank, and outside
-            # of all others.
-            first = tensor.new_zeros(1, dtype=torch.int64)
-            _, elsewhere = own_part_of_index(first, mesh, mesh_dim, [mesh.size(mesh_dim)], 0)
-            return tensor.masked_fill(elsewhere.view(()), 0)
+    def partition(
+        upstream: Callable[..., torch.Tensor],
+        self: Partial,
+        tensor: torch.Tensor,
+        mesh: DeviceMesh,
+        mesh_dim: int,
+    ) -> torch.Tensor:
+        # Torch divides by the number of ranks here, which is exact enough for fractions.
+        if self.reduce_op != "sum" or tensor.is_floating_point() or tensor.is_complex():
+            return upstream(self, tensor, mesh, mesh_dim)
+        # Index 0 of a dimension with one entry a rank: it falls on the first rank, and outside
+        # of all others.
+        first = tensor.new_zeros(1, dtype=torch.int64)
+        _, elsewhere = own_part_of_index(first, mesh, mesh_dim, [mesh.size(mesh_dim)], 0)
+        return tensor.masked_fill(elsewhere.view(()), 0)
 
-        return partition
-
-    return [WrapAttribute(Partial, "_partition_value", of_integers)]
+    return [WrapFunction(Partial, "_partition_value", partition)]
 
 
 class _CloneOfParts(torch.autograd.Function):
@@ -96,10 +95,8 @@ def track_symbolic_results() -> list[Patch]:
     the size of a convolution, has then no way into the graph. Computed again while tracing, from
     what the graph has of each symbol, it has. Seen in 2.13 to 2.15.
     """
-    upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
-    @functools.wraps(upstream)
-    def propagate(self: Any, schema: OpSchema) -> object:
+    def propagate(upstream: Upstream, self: Any, schema: OpSchema) -> object:
         found = upstream(self, schema)
         mode = get_proxy_mode()
         if mode is None or found is None:
@@ -121,7 +118,7 @@ def track_symbolic_results() -> list[Patch]:
         tracked = [meta and _tracked(meta, symbols) for meta in found]
         return tuple(tracked) if isinstance(found, tuple) else tracked
 
-    return [SetAttribute(ShardingPropagator, upstream.__name__, propagate)]
+    return [WrapFunction(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate)]
 
 
 def _tracked(meta: TensorMeta, symbols: dict[object, torch.SymInt]) -> TensorMeta:
@@ -146,8 +143,7 @@ class ClearCaches(OwnState):
     def apply(self) -> None:
         clear_caches()
 
-    def undo(self) -> None:
-        clear_caches()
+    undo = apply
 
 
 # What was learned of torch's decisions for lists of DTensors; ``lists.py`` fills it.
@@ -310,31 +306,28 @@ def on_failed_propagation(answer: Callable[..., object]) -> list[Patch]:
     elements. So torch is not asked.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def propagate(
-            self: object,
-            op: OpOverload,
-            args: tuple[object, ...],
-            kwargs: dict[str, object],
-            *rest: object,
-        ) -> object:
-            try:
-                if not has_strategy(op):
-                    # Operators made of others, which autograd takes apart: here in inference mode
-                    # alone.
-                    # A CompositeImplicit operator: under autograd its parts are dispatched, each
-                    # with a strategy of its own.
-                    if op._can_decompose():
-                        return op.decompose(*args, **kwargs)
-                    # As torch refuses it, and answered below like its refusals.
-                    raise NotImplementedError(f"{op} does not have a sharding strategy registered.")
-                return upstream(self, op, args, kwargs, *rest)
-            # Torch's propagation wraps whatever a strategy raises in one of the two; the cause is
-            # chained.
-            except (NotImplementedError, RuntimeError) as error:
-                return answer(error, op, args, kwargs)
+    def propagate(
+        upstream: Upstream,
+        self: object,
+        op: OpOverload,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *rest: object,
+    ) -> object:
+        try:
+            if not has_strategy(op):
+                # Operators made of others, which autograd takes apart: here in inference mode
+                # alone.
+                # A CompositeImplicit operator: under autograd its parts are dispatched, each
+                # with a strategy of its own.
+                if op._can_decompose():
+                    return op.decompose(*args, **kwargs)
+                # As torch refuses it, and answered below like its refusals.
+                raise NotImplementedError(f"{op} does not have a sharding strategy registered.")
+            return upstream(self, op, args, kwargs, *rest)
+        # Torch's propagation wraps whatever a strategy raises in one of the two; the cause is
+        # chained.
+        except (NotImplementedError, RuntimeError) as error:
+            return answer(error, op, args, kwargs)
 
-        return propagate
-
-    return [WrapAttribute(OpDispatcher, "_propagate_op_sharding_dispatch_slow_path", changed)]
+    return [WrapFunction(OpDispatcher, "_propagate_op_sharding_dispatch_slow_path", propagate)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,13 +31,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from dynamo_dist.torch_compat.dtensor_dispatch import tree_leaves
 from dynamo_dist.torch_compat.dtensor_specs import _same_storage, may_overlap
-from dynamo_dist.torch_compat.patching import (
-    _MISSING,
-    Patch,
-    SetAttribute,
-    WrapAttribute,
-    _optional,
-)
+from dynamo_dist.torch_compat.patching import _MISSING, Patch, Upstream, WrapFunction, _optional
 
 if TYPE_CHECKING:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -47,7 +40,7 @@ if TYPE_CHECKING:
 def probes() -> dict[str, bool]:
     """Tell what this torch has, by the names that ``doctor`` explains."""
     return {
-        "custom_class_names": _OPAQUE is not None and _OPAQUE.__name__.startswith("CustomClass"),
+        "custom_class_names": _OPAQUE.__name__.startswith("CustomClass"),
         "getattro_protocol": HAS_GETATTRO_PROTOCOL,
         "short_log_names": _log_registry.is_log("dist"),
     }
@@ -72,6 +65,11 @@ def unwrap(value: object) -> Any:
     are.
     """
     return value.real_obj if isinstance(value, FakeScriptObject) else value
+
+
+def target_name(node: fx.Node) -> str:
+    """Return the name of the function or method that a node of Dynamo's graph calls."""
+    return str(getattr(node.target, "__name__", node.target))
 
 
 def inputs_follow(gm: fx.GraphModule) -> bool:
@@ -112,9 +110,7 @@ def imported_source(tx: Any, module: str, *path: str) -> object:
 
 def default_group_source(tx: InstructionTranslatorBase) -> object:
     """The source of the default group: where c10d keeps it, not the properties that look there."""
-    world = vars(_c10d).get("_world")
-    path = ("_world", "_default_pg") if "_default_pg" in vars(world) else ("GroupMember", "WORLD")
-    return imported_source(tx, _c10d.__name__, *path)
+    return imported_source(tx, _c10d.__name__, "_world", "_default_pg")
 
 
 def build_by_weakref(tx: InstructionTranslatorBase, value: object) -> VariableTracker:
@@ -281,10 +277,10 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
     ``watched(tx)`` gives pairs of a tensor's stand-in and an owner; taking a view is no use. Every
     traced operation passes through ``get_fake_value``, with the stand-ins of its arguments.
     """
-    upstream: Any = vars(_builder)["get_fake_value"]
 
-    @functools.wraps(upstream)
-    def get_fake_value(node: Any, tx: Any, *args: object, **kwargs: object) -> object:
+    def get_fake_value(
+        upstream: Upstream, node: Any, tx: Any, *args: object, **kwargs: object
+    ) -> object:
         state = vars(tx.output).get("_dynamo_dist")
         pairs = watched(state) if state is not None else []
         if not pairs:
@@ -306,7 +302,7 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
                 used(tx, owner)
         return value
 
-    return [SetAttribute(_builder, "get_fake_value", get_fake_value)]
+    return [WrapFunction(_builder, "get_fake_value", get_fake_value)]
 
 
 def on_data_dependent_sizes(refuse: Callable[[str], None]) -> list[Patch]:
@@ -318,37 +314,34 @@ def on_data_dependent_sizes(refuse: Callable[[str], None]) -> list[Patch]:
     2.15.
     """
 
-    def checked(upstream: Callable[..., object]) -> Callable[..., Any]:
-        @functools.wraps(upstream)
-        def get_fake_value(
-            node: fx.Node,
-            tx: InstructionTranslatorBase,
-            *args: object,
-            **kwargs: object,
-        ) -> object:
-            given = [each.meta.get("example_value") for each in node.all_input_nodes]
-            # No tree is looked through where there is none: every operation of every program passes
-            # here.
-            kinds = (DTensor, list, tuple)
-            if not any(isinstance(each, kinds) for each in given) or not any(
-                isinstance(each, DTensor) for each in tree_leaves(given)
-            ):
-                return upstream(node, tx, *args, **kwargs)
-            if _indexes_by_mask(node):
-                refuse("indexing by a mask")
-            value = upstream(node, tx, *args, **kwargs)
-            made = _unbacked([each for each in tree_leaves(value) if isinstance(each, DTensor)])
-            if made and made - _unbacked(given):
-                refuse(str(getattr(node.target, "__name__", node.target)))
-            return value
+    def get_fake_value(
+        upstream: Upstream,
+        node: fx.Node,
+        tx: InstructionTranslatorBase,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        given = [each.meta.get("example_value") for each in node.all_input_nodes]
+        # No tree is looked through where there is none: every operation of every program passes
+        # here.
+        kinds = (DTensor, list, tuple)
+        if not any(isinstance(each, kinds) for each in given) or not any(
+            isinstance(each, DTensor) for each in tree_leaves(given)
+        ):
+            return upstream(node, tx, *args, **kwargs)
+        if _indexes_by_mask(node):
+            refuse("indexing by a mask")
+        value = upstream(node, tx, *args, **kwargs)
+        made = _unbacked([each for each in tree_leaves(value) if isinstance(each, DTensor)])
+        if made and made - _unbacked(given):
+            refuse(target_name(node))
+        return value
 
-        return get_fake_value
-
-    return [WrapAttribute(_builder, "get_fake_value", checked)]
+    return [WrapFunction(_builder, "get_fake_value", get_fake_value)]
 
 
 def _indexes_by_mask(node: fx.Node) -> bool:
-    if getattr(node.target, "__name__", node.target) not in ("getitem", "__getitem__"):
+    if target_name(node) not in ("getitem", "__getitem__"):
         return False
     values = (getattr(each, "meta", {}).get("example_value") for each in tree_leaves(node.args[1:]))
     return any(
@@ -373,7 +366,7 @@ def _unbacked(value: object) -> set[object]:
 
 
 def _reads_no_data(node: fx.Node, value: object, of: torch.Tensor) -> bool:
-    if getattr(node.target, "__name__", node.target) in _METADATA:
+    if target_name(node) in _METADATA:
         return True
     results = value if isinstance(value, (list, tuple)) else [value]
     tensors = [result for result in results if isinstance(result, torch.Tensor)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -29,16 +28,11 @@ from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_placeholder
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat.dynamo_building import fake_tensor, realized
-from dynamo_dist.torch_compat.patching import (
-    ConfigDefault,
-    Patch,
-    SetAttribute,
-    WrapAttribute,
-    _optional,
-)
+from dynamo_dist.torch_compat.patching import ConfigDefault, Patch, Upstream, WrapFunction
 
 if TYPE_CHECKING:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -102,33 +96,23 @@ def see_histories_of_subclasses() -> list[Patch]:
     results only if they are plain. Seen in 2.13 to 2.15.
     """
 
-    def collected(upstream: Any) -> object:
-        @functools.wraps(upstream)
-        def collect(tensor: torch.Tensor) -> object:
-            own = (tensor.grad_fn, tensor._base.grad_fn if tensor._base is not None else None)
-            return {*upstream(tensor), *(each for each in own if each is not None)}
+    def collect(upstream: Upstream, tensor: torch.Tensor) -> object:
+        own = (tensor.grad_fn, tensor._base.grad_fn if tensor._base is not None else None)
+        return {*upstream(tensor), *(each for each in own if each is not None)}
 
-        return collect
-
-    def validated(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def validate(self: Any, results: list[Any], tx: Any) -> None:
-            consumed = self.autograd_grad_consumed_grad_fns
-            is_ours = [bool(consumed) and _has_gradient(each) for each in results]
-            for mine, each in zip(is_ours, results, strict=True):
-                if mine and collect_reachable_grad_fns([(fake_tensor(each), None)]) & consumed:
-                    tx.speculation_log.autograd_grad_leaked_tensors.append(each.proxy.node.name)
-                    tx.speculation_log.graph_break_on_autograd_grad = True
-                    raise AutogradGradRestartAnalysis(restart_reason="dynamo_dist")
-            upstream(
-                self, [each for mine, each in zip(is_ours, results, strict=True) if not mine], tx
-            )
-
-        return validate
+    def validate(upstream: Upstream, self: Any, results: list[Any], tx: Any) -> None:
+        consumed = self.autograd_grad_consumed_grad_fns
+        is_ours = [bool(consumed) and _has_gradient(each) for each in results]
+        for mine, each in zip(is_ours, results, strict=True):
+            if mine and collect_reachable_grad_fns([(fake_tensor(each), None)]) & consumed:
+                tx.speculation_log.autograd_grad_leaked_tensors.append(each.proxy.node.name)
+                tx.speculation_log.graph_break_on_autograd_grad = True
+                raise AutogradGradRestartAnalysis(restart_reason="dynamo_dist")
+        upstream(self, [each for mine, each in zip(is_ours, results, strict=True) if not mine], tx)
 
     return [
-        WrapAttribute(_torch_variables, "_collect_all_grad_fns", collected),
-        WrapAttribute(OutputGraph, "_validate_outputs_safe_for_autograd_nodes", validated),
+        WrapFunction(_torch_variables, "_collect_all_grad_fns", collect),
+        WrapFunction(OutputGraph, "_validate_outputs_safe_for_autograd_nodes", validate),
     ]
 
 
@@ -136,12 +120,32 @@ def _has_gradient(tracker: VariableTracker) -> bool:
     return isinstance(tracker, TensorVariable) and tracker.requires_grad and is_dtensor(tracker)
 
 
-CALL = _optional("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder")
+CALL = invoke_subgraph_placeholder
 
 
-class ObjectTracker(BackwardHookVariable):
-    """An object that exists while tracing only; its members and its way out are the subclass's
-    hooks.
+class Members:
+    """Stands before an upstream tracker in the bases: members are the subclass's hooks alone."""
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of an attribute, bound methods included."""
+        raise NotImplementedError
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of a method call."""
+        raise NotImplementedError
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.method(tx, name, list(args), kwargs)
+
+
+class ObjectTracker(Members, BackwardHookVariable):
+    """An object that exists while tracing only; its way out is the subclass's hook, too.
 
     It is true: upstream's hooks are a class that no table holds and every condition takes.
     """
@@ -152,29 +156,12 @@ class ObjectTracker(BackwardHookVariable):
     def as_proxy(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} is no value of a graph")
 
-    def attribute(self, tx: InstructionTranslatorBase, name: str) -> object:
-        """Hook: the tracker of an attribute, bound methods included."""
-        raise NotImplementedError
-
-    def method(self, tx: object, name: str, args: list[object], kwargs: dict[str, object]) -> Any:
-        """Hook: the result of a method call."""
-        raise NotImplementedError
-
     def traced_type(self) -> type:
         """Hook: what ``type()`` gives."""
         raise NotImplementedError
 
     def python_type(self) -> type:
         return self.traced_type()
-
-    def var_getattr(self, tx: Any, name: str) -> Any:
-        return self.attribute(tx, name)
-
-    def tp_getattro_impl(self, tx: InstructionTranslatorBase, name: str) -> object:
-        return self.attribute(tx, name)
-
-    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        return self.method(tx, name, list(args), kwargs)
 
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         return ConstantVariable.create(hasattr(self.traced_type(), name))
@@ -282,10 +269,10 @@ def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) ->
     """Call ``before(tx)`` and ``after(tx)`` around the end of a graph, at a return or a graph
     break.
     """
-    upstream = OutputGraph.compile_subgraph
 
-    @functools.wraps(upstream)
-    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> object:
+    def compile_subgraph(
+        upstream: Upstream, self: Any, tx: Any, *args: Any, **kwargs: Any
+    ) -> object:
         if "_dynamo_dist" not in vars(self):
             return upstream(self, tx, *args, **kwargs)
         before(tx)
@@ -293,7 +280,7 @@ def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) ->
         after(tx)
         return result
 
-    return [SetAttribute(OutputGraph, "compile_subgraph", compile_subgraph)]
+    return [WrapFunction(OutputGraph, "compile_subgraph", compile_subgraph)]
 
 
 def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:
@@ -301,18 +288,19 @@ def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:
     trace anew.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def compile_subgraph(
-            self: object, tx: Any, reason: Any, *args: object, **kwargs: object
-        ) -> object:
-            if starts_over(tx, reason.graph_break):
-                raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
-            return upstream(self, tx, reason, *args, **kwargs)
+    def compile_subgraph(
+        upstream: Upstream,
+        self: object,
+        tx: Any,
+        reason: Any,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        if starts_over(tx, reason.graph_break):
+            raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
+        return upstream(self, tx, reason, *args, **kwargs)
 
-        return compile_subgraph
-
-    return [WrapAttribute(OutputGraph, "compile_subgraph", changed)]
+    return [WrapFunction(OutputGraph, "compile_subgraph", compile_subgraph)]
 
 
 def forget_in_dictionaries(tx: InstructionTranslatorBase, values: set[int]) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dynamo_dist.torch_compat.dynamo_building import fake_tensor, realized
-from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction
 
 if TYPE_CHECKING:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -39,35 +39,27 @@ def sizes_of_bases_are_inputs() -> list[Patch]:
     2.13 to 2.15.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def lift(self: Any, value: Any, source: Source) -> None:
-            if self.parent is None and isinstance(value, torch.Tensor):
-                for number in _numbers(value):
-                    _bind_each(self, number)
-            upstream(self, value, source)
+    def lift(upstream: Upstream, self: Any, value: Any, source: Source) -> None:
+        if self.parent is None and isinstance(value, torch.Tensor):
+            for number in _numbers(value):
+                _bind_each(self, number)
+        upstream(self, value, source)
 
-        return lift
-
-    def counted(upstream: Any) -> object:
-        @functools.wraps(upstream)
-        def free_symbols(value: Any) -> object:
-            found = upstream(value)
-            if is_traceable_wrapper_subclass(value):
-                inner = [getattr(value, name) for name in value.__tensor_flatten__()[0]]
-                tensors = [each for each in inner if isinstance(each, torch.Tensor)]
-                symbols = [
-                    number.node.expr.free_symbols for each in tensors for number in _numbers(each)
-                ]
-                found = {*found, *itertools.chain(*symbols)}
-            return found
-
-        return free_symbols
+    def free_symbols(upstream: Upstream, value: Any) -> object:
+        found = upstream(value)
+        if is_traceable_wrapper_subclass(value):
+            inner = [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+            tensors = [each for each in inner if isinstance(each, torch.Tensor)]
+            symbols = [
+                number.node.expr.free_symbols for each in tensors for number in _numbers(each)
+            ]
+            found = {*found, *itertools.chain(*symbols)}
+        return found
 
     return [
-        WrapAttribute(SubgraphTracer, "_lift_basic_symbols", changed),
+        WrapFunction(SubgraphTracer, "_lift_basic_symbols", lift),
         # By which inputs are dropped that nobody reads.
-        WrapAttribute(_output_graph, "free_symbols", counted),
+        WrapFunction(_output_graph, "free_symbols", free_symbols),
     ]
 
 
@@ -114,25 +106,21 @@ def on_tensor_attributes(
     """
     name = next(name for name in reversed(_ATTRIBUTE_METHODS) if name in vars(TensorVariable))
 
-    def asking(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def call_obj_hasattr(self: Any, tx: InstructionTranslatorBase, name: str) -> object:
-            found = has_attribute(self, type(fake_tensor(self)), name)
-            return upstream(self, tx, name) if found is None else ConstantVariable.create(found)
+    def call_obj_hasattr(
+        upstream: Upstream, self: Any, tx: InstructionTranslatorBase, name: str
+    ) -> object:
+        found = has_attribute(self, type(fake_tensor(self)), name)
+        return upstream(self, tx, name) if found is None else ConstantVariable.create(found)
 
-        return call_obj_hasattr
-
-    def getting(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def getattr_(self: object, tx: InstructionTranslatorBase, name: str) -> object:
-            found = attribute(tx, self, name)
-            return upstream(self, tx, name) if found is None else found
-
-        return getattr_
+    def getattr_(
+        upstream: Upstream, self: object, tx: InstructionTranslatorBase, name: str
+    ) -> object:
+        found = attribute(tx, self, name)
+        return upstream(self, tx, name) if found is None else found
 
     return [
-        WrapAttribute(TensorVariable, "call_obj_hasattr", asking),
-        WrapAttribute(TensorVariable, name, getting),
+        WrapFunction(TensorVariable, "call_obj_hasattr", call_obj_hasattr),
+        WrapFunction(TensorVariable, name, getattr_),
     ]
 
 
@@ -226,20 +214,18 @@ def keep_implicit_replication() -> list[Patch]:
     Without it the program is one that eager refuses.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def compile_subgraph(self: object, *args: object, **kwargs: object) -> object:
-            on = implicit_replication()
-            if on:
-                _guards.install_guard(GlobalStateSource().make_guard(REPLICATES_IMPLICITLY))
-            try:
-                return upstream(self, *args, **kwargs)
-            finally:
-                set_implicit_replication(on)
+    def compile_subgraph(
+        upstream: Upstream, self: object, *args: object, **kwargs: object
+    ) -> object:
+        on = implicit_replication()
+        if on:
+            _guards.install_guard(GlobalStateSource().make_guard(REPLICATES_IMPLICITLY))
+        try:
+            return upstream(self, *args, **kwargs)
+        finally:
+            set_implicit_replication(on)
 
-        return compile_subgraph
-
-    return [WrapAttribute(OutputGraph, "compile_subgraph", changed)]
+    return [WrapFunction(OutputGraph, "compile_subgraph", compile_subgraph)]
 
 
 def REPLICATES_IMPLICITLY(builder: Any, guard: Guard) -> None:

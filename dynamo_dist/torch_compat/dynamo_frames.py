@@ -23,7 +23,16 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters
 
-from dynamo_dist.torch_compat.patching import NotOursError, OwnState, Patch, WrapAttribute, has
+from dynamo_dist.torch_compat import patching
+from dynamo_dist.torch_compat.patching import (
+    NotOursError,
+    OwnState,
+    Patch,
+    Upstream,
+    WrapAttribute,
+    WrapFunction,
+    has,
+)
 
 log = logging.getLogger(__name__)
 
@@ -99,38 +108,30 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
 
 
 def _patches() -> list[Patch]:
-    def breaks(log_break: Any) -> object:
-        @functools.wraps(log_break)
-        def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> object:
-            bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
-            exc = bound.get("exc")
-            # Dynamo calls this for one break at each frame that it passes on its way up.
-            fresh = not getattr(exc, "logged", False)
-            result = log_break(self, *args, **kwargs)
-            if fresh and isinstance(exc, BaseException):
-                _notify(0, lambda: _seen_break(exc, str(bound.get("reason", ""))))
-            return result
+    def log_graph_break(upstream: Upstream, self: Any, *args: Any, **kwargs: Any) -> object:
+        bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
+        exc = bound.get("exc")
+        # Dynamo calls this for one break at each frame that it passes on its way up.
+        fresh = not getattr(exc, "logged", False)
+        result = upstream(self, *args, **kwargs)
+        if fresh and isinstance(exc, BaseException):
+            _notify(0, lambda: _seen_break(exc, str(bound.get("reason", ""))))
+        return result
 
-        return log_graph_break
-
-    def compiles(log_event: Any) -> object:
-        @functools.wraps(log_event)
-        def log_compilation_event(metrics: Any) -> object:
-            result = log_event(metrics)
-            # Dynamo calls the hook while it handles the error of a failed compile; the metrics hold
-            # its text only.
-            exc = sys.exc_info()[1]
-            _notify(1, lambda: _seen_compile(metrics, exc))
-            return result
-
-        return log_compilation_event
+    def log_compilation_event(upstream: Upstream, metrics: Any) -> object:
+        result = upstream(metrics)
+        # Dynamo calls the hook while it handles the error of a failed compile; the metrics hold
+        # its text only.
+        exc = sys.exc_info()[1]
+        _notify(1, lambda: _seen_compile(metrics, exc))
+        return result
 
     translator = symbolic_convert.InstructionTranslatorBase
     found: list[Patch] = []
     if has(translator, "log_graph_break", off="reports have no graph breaks"):
-        found.append(WrapAttribute(translator, "log_graph_break", breaks))
+        found.append(WrapFunction(translator, "log_graph_break", log_graph_break))
     if has(utils, "log_compilation_event", off="reports have no recompiles"):
-        found.append(WrapAttribute(utils, "log_compilation_event", compiles))
+        found.append(WrapFunction(utils, "log_compilation_event", log_compilation_event))
     return found
 
 
@@ -159,19 +160,19 @@ def _seen_break(exc: BaseException, reason: str) -> SeenBreak:
     )
 
 
-def _seen_compile(metrics: object, exc: BaseException | None) -> SeenCompile:
-    failure = str(getattr(metrics, "fail_type", None) or "")
+def _seen_compile(metrics: Any, exc: BaseException | None) -> SeenCompile:
+    failure = str(metrics.fail_type or "")
     return SeenCompile(
-        function=str(getattr(metrics, "co_name", None) or ""),
-        file=str(getattr(metrics, "co_filename", None) or ""),
-        line=int(getattr(metrics, "co_firstlineno", None) or 0),
-        recompile_reason=str(getattr(metrics, "recompile_reason", None) or ""),
+        function=str(metrics.co_name or ""),
+        file=str(metrics.co_filename or ""),
+        line=int(metrics.co_firstlineno or 0),
+        recompile_reason=str(metrics.recompile_reason or ""),
         failure=failure,
-        message=str(getattr(metrics, "fail_reason", None) or ""),
+        message=str(metrics.fail_reason or ""),
         stack=_traced_stack(exc) if failure and exc is not None else (),
         reported=bool(getattr(exc, "logged", False)),
-        suppressed=bool(getattr(metrics, "config_suppress_errors", None)),
-        compile_id=str(getattr(metrics, "compile_id", None) or ""),
+        suppressed=bool(metrics.config_suppress_errors),
+        compile_id=str(metrics.compile_id or ""),
     )
 
 
@@ -201,13 +202,9 @@ class SkippedFrames(OwnState):
     """
 
     def apply(self) -> None:
-        tried = getattr(_convert_frame, "input_codes", None)
-        entries = getattr(_eval_frame, "_debug_get_cache_entry_list", None)
-        if tried is None or entries is None:
-            return
-        for code in [reference() for reference in tried.seen]:
+        for code in [reference() for reference in _convert_frame.input_codes.seen]:
             # Resetting a code object that has entries would throw compiled graphs away.
-            if code is not None and not entries(code):
+            if code is not None and not _eval_frame._debug_get_cache_entry_list(code):
                 _eval_frame.reset_code(code)
 
     undo = apply
@@ -253,18 +250,14 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch
     if not has(convert_frame, name, off="at recompile_limit one rank may leave the job's order"):
         return []
 
-    def changed(upstream: Any) -> object:
-        @functools.wraps(upstream)
-        def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
-            exceeded, limit = upstream(cache_size, compile_id)
-            # Dynamo calls this before each further compile of a function, so the answer may change.
-            if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
-                return False, ""
-            return exceeded, limit
+    def exceeds(upstream: Upstream, cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+        exceeded, limit = upstream(cache_size, compile_id)
+        # Dynamo calls this before each further compile of a function, so the answer may change.
+        if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
+            return False, ""
+        return exceeded, limit
 
-        return exceeds
-
-    return [WrapAttribute(convert_frame, name, changed)]
+    return [WrapFunction(convert_frame, name, exceeds)]
 
 
 def on_what_is_left_to_python(
@@ -283,22 +276,25 @@ def on_what_is_left_to_python(
     if not has(convert_frame, "ConvertFrame", off=off):
         return []
     converter = convert_frame.ConvertFrame
-    around = {__file__, convert_frame.__file__}
+    around = {__file__, patching.__file__, convert_frame.__file__}
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
-            if stays(frame.f_code) or is_deprecated_collective(frame):
-                return ConvertFrameReturn()
-            fine = counters["frames"]["ok"]
-            # One more frame of ours, which Dynamo leaves out of the stacks that it logs.
-            result = upstream(self, frame, *args, skip=skip + 1, **named)
-            left = counters["frames"]["ok"] == fine  # or an error that Dynamo took back
-            if left and not (frame.f_code.co_flags & inspect.CO_GENERATOR and makes_manager()):
-                tell(frame.f_code)
-            return result
-
-        return call
+    def call(
+        upstream: Upstream,
+        self: Any,
+        frame: Any,
+        *args: Any,
+        skip: int = 0,
+        **named: Any,
+    ) -> Any:
+        if stays(frame.f_code) or is_deprecated_collective(frame):
+            return ConvertFrameReturn()
+        fine = counters["frames"]["ok"]
+        # Two more frames of ours, which Dynamo leaves out of the stacks that it logs.
+        result = upstream(self, frame, *args, skip=skip + 2, **named)
+        left = counters["frames"]["ok"] == fine  # or an error that Dynamo took back
+        if left and not (frame.f_code.co_flags & inspect.CO_GENERATOR and makes_manager()):
+            tell(frame.f_code)
+        return result
 
     def makes_manager() -> bool:
         caller: types.FrameType | None = sys._getframe(2)
@@ -317,21 +313,19 @@ def on_what_is_left_to_python(
             return False
         return stays(code) and may_break()
 
-    def checked(upstream: Any) -> Any:
-        @functools.wraps(upstream)
-        def check(function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any) -> Any:
-            result = upstream(function, is_inlined_call, *rest, **named)
-            # Inlined, the function's collectives would be in the caller's graph on this rank and in
-            # eager mode on others.
-            if is_inlined_call and not result.skipped and stays_out(function):
-                return trace_rules.SkipResult(True, "this rank has left it to Python before")
-            return result
-
-        return check
+    def check(
+        upstream: Upstream, function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any
+    ) -> Any:
+        result = upstream(function, is_inlined_call, *rest, **named)
+        # Inlined, the function's collectives would be in the caller's graph on this rank and in
+        # eager mode on others.
+        if is_inlined_call and not result.skipped and stays_out(function):
+            return trace_rules.SkipResult(True, "this rank has left it to Python before")
+        return result
 
     return [
-        WrapAttribute(converter, "__call__", changed),
-        WrapAttribute(trace_rules, "check_verbose", checked),
+        WrapFunction(converter, "__call__", call),
+        WrapFunction(trace_rules, "check_verbose", check),
     ]
 
 

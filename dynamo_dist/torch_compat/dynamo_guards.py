@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from torch._library.fake_class_registry import FakeScriptObject
 
 from dynamo_dist.torch_compat.dynamo_building import unwrap
-from dynamo_dist.torch_compat.patching import Patch, SetAttribute, SetItem
+from dynamo_dist.torch_compat.patching import Patch, SetItem, Upstream, WrapFunction
 
 Check = Callable[[Any], bool]
 
@@ -43,24 +43,18 @@ class _Passing:
 
 
 # What guards a DTensor's spec, and an object that Dynamo takes as it is (a mesh, a group).
-VALUE_GUARDS = tuple(
-    name
-    for name in ("DTENSOR_SPEC_MATCH", "OPAQUE_OBJ_GUARD_FN_MATCH")
-    if hasattr(GuardBuilder, name)
-)
+VALUE_GUARDS = ("DTENSOR_SPEC_MATCH", "OPAQUE_OBJ_GUARD_FN_MATCH")
 
 
 def wrap_checks(name: str, wrap: Callable[[Any, Check], Check]) -> Patch:
     """``wrap(value, check)`` stands for the check of each guard of this kind, made for
     ``value``.
     """
-    upstream = getattr(GuardBuilder, name)
 
-    @functools.wraps(upstream)
-    def build(self: Any, guard: Any) -> None:
+    def build(upstream: Upstream, self: Any, guard: Any) -> None:
         upstream(_Builder(self, self.get(guard), wrap), guard)
 
-    return SetAttribute(GuardBuilder, name, build)
+    return WrapFunction(GuardBuilder, name, build)
 
 
 class _Builder:
@@ -192,9 +186,8 @@ def owner(guard: Any) -> Any:
     return guard.originating_source.base
 
 
-# A number that a dictionary has until it changes, and that no other ever has; None where this torch
-# has none.
-dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
+# A number that a dictionary has until it changes, and that no other ever has.
+dict_version: Any = vars(torch._C._dynamo.guards)["dict_version"]
 
 
 def _chain(source: object) -> Iterator[Any]:
@@ -207,13 +200,12 @@ def value_of_source(source: Any) -> Any:
     """Return the value of ``source`` in the frame being compiled; LookupError if unknown."""
     # Sources are written from the outermost frame on, also those of what an inlined function reads.
     root = InstructionTranslator.current_tx().output.root_tx
-    # A method in some versions of torch, an attribute in others.
-    name = source.name if isinstance(source.name, str) else source.name()
+    names = {"L": root.f_locals, "G": root.f_globals, "list": list, "dict": dict}
     try:
         # A source's name is Python that Dynamo itself evaluates in its guards.
-        return eval(name, {"L": root.f_locals, "G": root.f_globals, "list": list, "dict": dict})
+        return eval(source.name, names)
     except Exception as error:
-        raise LookupError(name) from error
+        raise LookupError(source.name) from error
 
 
 def replace(guards: Any, dropped: set[int], checks: Mapping[Any, Check]) -> None:

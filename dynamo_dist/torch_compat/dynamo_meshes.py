@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_dist.torch_compat.dynamo_building import call_traced
-from dynamo_dist.torch_compat.patching import Patch, SetAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction, has
 
 
 def no_modes() -> Any:
@@ -29,16 +28,15 @@ def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Pa
 
     ``_new_group_with_tag`` was seen in 2.13 to 2.15.
     """
-    upstream: Any = vars(_c10d)["_new_group_with_tag"]
-    signature = inspect.signature(upstream)
+    name = "_new_group_with_tag"
+    signature = inspect.signature(vars(_c10d)[name])
 
-    @functools.wraps(upstream)
-    def new_group(*args: Any, **kwargs: Any) -> object:
+    def new_group(upstream: Upstream, *args: Any, **kwargs: Any) -> object:
         group = upstream(*args, **kwargs)
         made(signature.bind(*args, **kwargs).arguments, group)
         return group
 
-    return [SetAttribute(_c10d, "_new_group_with_tag", new_group)]
+    return [WrapFunction(_c10d, name, new_group)]
 
 
 def keeps_order_of_ranks(mesh: DeviceMesh) -> bool:
@@ -48,14 +46,12 @@ def keeps_order_of_ranks(mesh: DeviceMesh) -> bool:
 
 def on_mesh_creation(made: Callable[[Any], None]) -> list[Patch]:
     """Call ``made(mesh)`` after each mesh that eager code makes."""
-    upstream = DeviceMesh.__init__
 
-    @functools.wraps(upstream)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(upstream: Upstream, self: Any, *args: Any, **kwargs: Any) -> None:
         upstream(self, *args, **kwargs)
         made(self)
 
-    return [SetAttribute(DeviceMesh, "__init__", init)]
+    return [WrapFunction(DeviceMesh, "__init__", init)]
 
 
 class MeshContext(GenericContextWrappingVariable):
@@ -78,17 +74,15 @@ class MeshContext(GenericContextWrappingVariable):
 
 def mesh_as_context(tracker: Any) -> list[Patch]:
     """``with mesh:`` for meshes tracked by ``tracker``. Seen in 2.13 to 2.15."""
-    upstream = InstructionTranslatorBase.setup_or_before_with
 
-    @functools.wraps(upstream)
-    def setup_or_before_with(self: Any, inst: Any) -> None:
+    def setup_or_before_with(upstream: Upstream, self: Any, inst: Any) -> None:
         top = self.stack[-1].realize()
         if isinstance(top, tracker):
             self.pop()
             self.push(MeshContext(top))
         upstream(self, inst)
 
-    return [SetAttribute(InstructionTranslatorBase, "setup_or_before_with", setup_or_before_with)]
+    return [WrapFunction(InstructionTranslatorBase, "setup_or_before_with", setup_or_before_with)]
 
 
 def derive_by_overload(cls: type) -> list[Patch]:
@@ -101,15 +95,11 @@ def derive_by_overload(cls: type) -> list[Patch]:
     info = _opaque.get_opaque_obj_info(cls)
     if not has(info, "reconstruct_fn", off="Inductor takes no slice of a mesh in a graph"):
         return []
-    upstream: Any = info.reconstruct_fn  # type: ignore[union-attr]
-    if upstream is None:
-        return []
 
-    @functools.wraps(upstream)
-    def derive(*args: Any) -> object:
+    def derive(upstream: Upstream, *args: Any) -> object:
         proxy = upstream(*args)
         if proxy is not None and isinstance(proxy.node.target, torch._ops.OpOverloadPacket):
             proxy.node.target = proxy.node.target.default
         return proxy
 
-    return [SetAttribute(info, "reconstruct_fn", derive)]
+    return [WrapFunction(info, "reconstruct_fn", derive)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from dynamo_dist.torch_compat.dynamo_building import (
     realized,
 )
 from dynamo_dist.torch_compat.dynamo_dtensors import MODULE_HOOK
-from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction
 
 if TYPE_CHECKING:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -56,44 +55,36 @@ def on_module_compiled(
     def either(module: Any, frames: Any, compile: Callable[..., Any]) -> Any:
         # Nothing is compiled yet: Dynamo does that at the first call, so a call that runs the
         # frames costs nothing.
-        whole = compile(function_of(module))
-        return lambda *args, **kwargs: (frames if apart(module) else whole)(*args, **kwargs)
+        compiled = compile(function_of(module))
+        return lambda *args, **kwargs: (frames if apart(module) else compiled)(*args, **kwargs)
 
-    def wrapping(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def initialize(self: Any) -> None:
-            upstream(self)
-            module = self._orig_mod
-            if not isinstance(self.dynamo_ctx, DisableContext) and wanted(module):
-                # A lazy module runs its initialisation hook first, for which torch keeps the
-                # compiled call as ``_forward``.
-                name = "_forward" if hasattr(module, "_initialize_hook") else "forward"
-                setattr(self, name, either(module, getattr(self, name), self.dynamo_ctx))
+    def initialize(upstream: Upstream, self: Any) -> None:
+        upstream(self)
+        module = self._orig_mod
+        if not isinstance(self.dynamo_ctx, DisableContext) and wanted(module):
+            # A lazy module runs its initialisation hook first, for which torch keeps the
+            # compiled call as ``_forward``.
+            name = "_forward" if hasattr(module, "_initialize_hook") else "forward"
+            setattr(self, name, either(module, getattr(self, name), self.dynamo_ctx))
 
-        return initialize
-
-    def in_place(upstream: Callable[..., object]) -> Any:
-        @functools.wraps(upstream)
-        def call(self: Any, fn: Any) -> Any:
-            found = upstream(self, fn)
-            # ``Module.compile`` compiles the bound ``_call_impl``; functions are none of our
-            # business.
-            if getattr(fn, "__func__", None) is not torch.nn.Module._call_impl:
-                return found
-            if wanted(fn.__self__):
-                return either(fn.__self__, found, self)
-            # A module may be sharded after its compile: ``compile_as_one_graph_later`` finds here
-            # how it was compiled.
-            setattr(found, _COMPILE, self)
+    def call(upstream: Upstream, self: Any, fn: Any) -> Any:
+        found = upstream(self, fn)
+        # ``Module.compile`` compiles the bound ``_call_impl``; functions are none of our
+        # business.
+        if getattr(fn, "__func__", None) is not torch.nn.Module._call_impl:
             return found
-
-        return call
+        if wanted(fn.__self__):
+            return either(fn.__self__, found, self)
+        # A module may be sharded after its compile: ``compile_as_one_graph_later`` finds here
+        # how it was compiled.
+        setattr(found, _COMPILE, self)
+        return found
 
     return [
-        WrapAttribute(OptimizedModule, "_initialize", wrapping),
+        WrapFunction(OptimizedModule, "_initialize", initialize),
         # What ``Module.compile`` calls, behind the lookup of the backend, at which the plugin may
         # have come.
-        WrapAttribute(OptimizeContext, "__call__", in_place),
+        WrapFunction(OptimizeContext, "__call__", call),
     ]
 
 
@@ -137,16 +128,14 @@ def on_module_backward_hooks(create: Callable[..., object]) -> list[Patch]:
     Seen in torch 2.13 to 2.15.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def made(tx: InstructionTranslatorBase, *args: object, **kwargs: object) -> object:
-            # Compiled autograd traces the hooks itself, when the backward runs.
-            is_upstreams = _compiled_autograd.compiled_autograd_enabled
-            return (upstream if is_upstreams else create)(tx, *args, **kwargs)
+    def hooks(
+        upstream: Upstream, tx: InstructionTranslatorBase, *args: object, **kwargs: object
+    ) -> object:
+        # Compiled autograd traces the hooks itself, when the backward runs.
+        is_upstreams = _compiled_autograd.compiled_autograd_enabled
+        return (upstream if is_upstreams else create)(tx, *args, **kwargs)
 
-        return staticmethod(made)
-
-    return [WrapAttribute(BackwardHookVariable, "create", changed)]
+    return [WrapFunction(BackwardHookVariable, "create", hooks)]
 
 
 def is_tensor(tracker: object) -> bool:
@@ -250,21 +239,18 @@ def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> lis
     upstream.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def call_method(
-            self: object,
-            tx: InstructionTranslatorBase,
-            name: str,
-            args: VariableTracker,
-            kwargs: dict[str, VariableTracker],
-        ) -> object:
-            found = answer(tx, self, args) if name == method else None
-            return upstream(self, tx, name, args, kwargs) if found is None else found
+    def call_method(
+        upstream: Upstream,
+        self: object,
+        tx: InstructionTranslatorBase,
+        name: str,
+        args: VariableTracker,
+        kwargs: dict[str, VariableTracker],
+    ) -> object:
+        found = answer(tx, self, args) if name == method else None
+        return upstream(self, tx, name, args, kwargs) if found is None else found
 
-        return call_method
-
-    return [WrapAttribute(TensorVariable, "call_method", changed)]
+    return [WrapFunction(TensorVariable, "call_method", call_method)]
 
 
 def on_methods(
@@ -279,33 +265,29 @@ def on_methods(
     upstream's break is first given to ``failed[method](its text)``. Seen in torch 2.13 to 2.15.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-            found = stands_for(self.fn)
-            # A method is known by its function: each access binds it anew.
-            function = getattr(found, "__func__", found)
-            if (answer := answers.get(function)) is not None:
-                if found is not function:
-                    receiver = [dynamo_building.build_by_weakref(tx, found.__self__)]
-                else:
-                    bound = vars(self).get("im_self", vars(self).get("obj"))  # up to 2.14
-                    receiver = [] if bound is None else [bound]
-                return answer(tx, [*receiver, *args], kwargs)
-            if (explain := failed.get(function)) is None:
-                return upstream(self, tx, args, kwargs)
-            try:
-                return upstream(self, tx, args, kwargs)
-            except Unsupported as error:
-                # It raises a break of its own, which names the fix; upstream's only names a frame
-                # inside torch.
-                explain(str(error))
-                raise
-
-        return call_function
+    def call_function(upstream: Upstream, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        found = stands_for(self.fn)
+        # A method is known by its function: each access binds it anew.
+        function = getattr(found, "__func__", found)
+        if (answer := answers.get(function)) is not None:
+            if found is not function:
+                receiver = [dynamo_building.build_by_weakref(tx, found.__self__)]
+            else:
+                bound = vars(self).get("im_self", vars(self).get("obj"))  # up to 2.14
+                receiver = [] if bound is None else [bound]
+            return answer(tx, [*receiver, *args], kwargs)
+        if (explain := failed.get(function)) is None:
+            return upstream(self, tx, args, kwargs)
+        try:
+            return upstream(self, tx, args, kwargs)
+        except Unsupported as error:
+            # It raises a break of its own, which names the fix; upstream's only names a frame
+            # inside torch.
+            explain(str(error))
+            raise
 
     return [
-        WrapAttribute(owner, "call_function", changed)
+        WrapFunction(owner, "call_function", call_function)
         for owner in (UserFunctionVariable, UserMethodVariable)
     ]
 
@@ -317,20 +299,16 @@ def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Patch]:
     Called ``var_getattr`` up to 2.13.
     """
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def read(self: object, tx: InstructionTranslatorBase, name: str) -> Any:
-            found = answer(tx, self, name)
-            return upstream(self, tx, name) if found is None else found
-
-        return read
+    def read(upstream: Upstream, self: object, tx: InstructionTranslatorBase, name: str) -> Any:
+        found = answer(tx, self, name)
+        return upstream(self, tx, name) if found is None else found
 
     name = next(
         name
         for name in ("tp_getattro_impl", "var_getattr")
         if name in vars(UnspecializedNNModuleVariable)
     )
-    return [WrapAttribute(UnspecializedNNModuleVariable, name, changed)]
+    return [WrapFunction(UnspecializedNNModuleVariable, name, read)]
 
 
 def uncompiled(module: object) -> Any:

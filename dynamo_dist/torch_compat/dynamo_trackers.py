@@ -25,8 +25,16 @@ from dynamo_dist.torch_compat.dynamo_building import (
     constants,
     unwrap,
 )
+from dynamo_dist.torch_compat.dynamo_calls import Members
 from dynamo_dist.torch_compat.dynamo_guards import guard_source
-from dynamo_dist.torch_compat.patching import _MISSING, Patch, SetAttribute, SetItem, WrapAttribute
+from dynamo_dist.torch_compat.patching import (
+    _MISSING,
+    Patch,
+    SetAttribute,
+    SetItem,
+    Upstream,
+    WrapFunction,
+)
 
 
 class Tracker:
@@ -148,18 +156,15 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
     In an exported program an object that is reached in two ways is one, as in upstream.
     """
     ours = set(trackers.values())
-    upstream = {
+    replaced = {
         tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()
     }
-    owner: Any = _OPAQUE
-    upstream_init = owner.__init__
 
-    @functools.wraps(upstream_init)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        upstream_init(self, *args, **kwargs)
+    def init(upstream: Upstream, self: Any, *args: Any, **kwargs: Any) -> None:
+        upstream(self, *args, **kwargs)
         # Exactly upstream's class: a tracker that is ours by now, or a subclass of somebody else,
         # stays.
-        if type(self) in upstream:
+        if type(self) in replaced:
             real = unwrap(self.value)
             for traced, tracker in trackers.items():
                 if isinstance(real, traced):
@@ -173,24 +178,20 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
                     self.source
                 )  # up to 2.14 upstream sets ``source`` too late
 
-    def one_each(upstream_one: Any) -> Any:
-        @functools.wraps(upstream_one)
-        def is_one_input(self: Any, tracker: object) -> Any:
-            # Upstream looks at the class itself; ours stands for the one behind it. Outside of
-            # export, upstream does not always guard that two ways lead to one object, and guards on
-            # hooks are ours.
-            if not self.tx.export or type(tracker) not in ours:
-                return upstream_one(self, tracker)
-            # Upstream compares ``type(tracker)``; an empty instance of its own class is all that it
-            # looks at.
-            behind = next(each for each in type(tracker).__mro__ if each in upstream)
-            return upstream_one(self, object.__new__(behind))
-
-        return is_one_input
+    def is_one_input(upstream_one: Any, self: Any, tracker: object) -> Any:
+        # Upstream looks at the class itself; ours stands for the one behind it. Outside of
+        # export, upstream does not always guard that two ways lead to one object, and guards on
+        # hooks are ours.
+        if not self.tx.export or type(tracker) not in ours:
+            return upstream_one(self, tracker)
+        # Upstream compares ``type(tracker)``; an empty instance of its own class is all that it
+        # looks at.
+        behind = next(each for each in type(tracker).__mro__ if each in replaced)
+        return upstream_one(self, object.__new__(behind))
 
     return [
-        SetAttribute(owner, "__init__", init),
-        WrapAttribute(VariableBuilder, "_can_lift_attrs_to_inputs", one_each),
+        WrapFunction(_OPAQUE, "__init__", init),
+        WrapFunction(VariableBuilder, "_can_lift_attrs_to_inputs", is_one_input),
     ]
 
 
@@ -202,25 +203,23 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
     """
     owner = _OPAQUE_CLASS
     compare = next(n for n in ("tp_richcompare_impl", "richcompare_impl") if hasattr(owner, n))
-    upstream_hasattr, upstream_compare = owner.call_obj_hasattr, getattr(owner, compare)
 
-    @functools.wraps(upstream_hasattr)
-    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+    def call_obj_hasattr(upstream: Upstream, self: Any, tx: Any, name: str) -> Any:
         found = has_attribute(self.value, name)
-        return upstream_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+        return upstream(self, tx, name) if found is None else ConstantVariable.create(found)
 
-    def richcompare(self: Any, tx: Any, other: VariableTracker, op: str) -> Any:
+    def richcompare(upstream: Upstream, self: Any, tx: Any, other: VariableTracker, op: str) -> Any:
         # Only classes that ``has_attribute`` knows are compared here; others are upstream's to
         # break on.
         known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
         if not known or (values := constants([other], {})) is None:
-            return upstream_compare(self, tx, other, op)
+            return upstream(self, tx, other, op)
         return ConstantVariable.create(getattr(type(self.value), op)(self.value, values[0][0]))
 
     return [
-        SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr),
+        WrapFunction(owner, "call_obj_hasattr", call_obj_hasattr),
         SetAttribute(owner, "is_python_equal", _is_same_class),  # as keys of dictionaries
-        SetAttribute(owner, compare, functools.wraps(upstream_compare)(richcompare)),
+        WrapFunction(owner, compare, richcompare),
     ]
 
 
@@ -235,56 +234,30 @@ def extend_builtins() -> list[Patch]:
     which object it is, which would guard its identity.
     """
 
-    def answer_str(tx: Any, arg: Any) -> Any:
-        return arg.text(tx, "__str__")
+    def call_str(upstream: Upstream, self: Any, tx: Any, arg: Any) -> Any:
+        found = arg.text(tx, "__str__") if isinstance(arg, Tracker) else None
+        return upstream(self, tx, arg) if found is None else found
 
-    def answer_isinstance(tx: Any, arg: Any, classes: VariableTracker) -> Any:
-        values = constants([classes], {})
-        return None if values is None else build(tx, isinstance(arg.real, values[0][0]))
+    def call_isinstance(
+        upstream: Upstream, self: Any, tx: Any, arg: Any, classes: VariableTracker
+    ) -> Any:
+        values = constants([classes], {}) if isinstance(arg, Tracker) else None
+        if values is None:
+            return upstream(self, tx, arg, classes)
+        return build(tx, isinstance(arg.real, values[0][0]))
 
     return [
-        SetAttribute(BuiltinVariable, name, _answered(getattr(BuiltinVariable, name, None), answer))
-        for name, answer in (
-            ("call_str", answer_str),
-            ("call_isinstance", answer_isinstance),
-        )
+        WrapFunction(BuiltinVariable, "call_str", call_str),
+        WrapFunction(BuiltinVariable, "call_isinstance", call_isinstance),
     ]
 
 
-def _answered(upstream: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, tx: Any, arg: Any, *others: Any) -> Any:
-        is_ours = isinstance(arg, Tracker)
-        found = answer(tx, arg.realize(), *others) if is_ours else None
-        return upstream(self, tx, arg, *others) if found is None and upstream is not None else found
-
-    return functools.wraps(upstream)(call) if upstream is not None else call
-
-
-class ConstantTracker(VariableTracker):
-    """An object known while tracing that no upstream tracker fits; its members are the
-    subclass's hooks.
-    """
+class ConstantTracker(Members, VariableTracker):
+    """An object known while tracing that no upstream tracker fits."""
 
     def __init__(self, value: object, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.value = value
-
-    def attribute(self, tx: Any, name: str) -> Any:
-        """Hook: the tracker of ``value.name``."""
-        raise NotImplementedError
-
-    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Hook: the result of ``value.name(...)``."""
-        raise NotImplementedError
-
-    def var_getattr(self, tx: Any, name: str) -> Any:
-        return self.attribute(tx, name)
-
-    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
-        return self.attribute(tx, name)
-
-    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        return self.method(tx, name, list(args), kwargs)
 
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         return ConstantVariable.create(hasattr(self.value, name))
@@ -391,16 +364,12 @@ def on_values(
 ) -> list[Patch]:
     """Track what comes from outside, is of ``cls`` and matches by ``make(tx, value, source)``."""
 
-    def changed(upstream: Any) -> Any:
-        @functools.wraps(upstream)
-        def wrap(self: Any, value: Any) -> Any:
-            if isinstance(value, cls) and matches(value):
-                return make(self.tx, value, self.source)
-            return upstream(self, value)
+    def wrap(upstream: Upstream, self: Any, value: Any) -> Any:
+        if isinstance(value, cls) and matches(value):
+            return make(self.tx, value, self.source)
+        return upstream(self, value)
 
-        return wrap
-
-    return [WrapAttribute(VariableBuilder, "_wrap", changed)]
+    return [WrapFunction(VariableBuilder, "_wrap", wrap)]
 
 
 def constant_node(function: Callable[..., Any], *args: Any) -> Any:
@@ -428,12 +397,11 @@ def on_codegen(tracker: object, load: Callable[[Any], tuple[Any, bool]]) -> list
     ``load(value)`` gives an object and False, or a function and True; the compiled function then
     calls it, every time it runs, for a new object.
     """
-    upstream: Any = PyCodegen.__call__
 
-    @functools.wraps(upstream)
-    def call(self: Any, value: Any, allow_cache: bool = True) -> None:
+    def call(upstream: Upstream, self: Any, value: Any, allow_cache: bool = True) -> None:
         if type(value) is not tracker or value.source is not None:
-            return upstream(self, value, allow_cache)
+            upstream(self, value, allow_cache)
+            return
         loaded, is_factory = load(value)
         if is_factory:
             self.add_push_null(lambda: _load_object(self, loaded))
@@ -442,7 +410,7 @@ def on_codegen(tracker: object, load: Callable[[Any], tuple[Any, bool]]) -> list
             _load_object(self, loaded)
         self.clear_tos()
 
-    return [SetAttribute(PyCodegen, "__call__", call)]
+    return [WrapFunction(PyCodegen, "__call__", call)]
 
 
 def made_by(tracker: VariableTracker) -> Any:

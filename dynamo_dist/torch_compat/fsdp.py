@@ -4,7 +4,6 @@ pending.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState as _Sha
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as FSDPState
 from torch.distributed.tensor import DTensor, Placement
 
-from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction, has
 
 PRE_FORWARD: Any = FSDPState._pre_forward
 POST_FORWARD: Any = FSDPState._post_forward
@@ -71,11 +70,7 @@ def hook_of(function: Any) -> Any:
     return found if inspect.ismethod(found) else function
 
 
-_HOOK_CODES = {
-    function.__code__
-    for function in (PRE_FORWARD, POST_FORWARD)
-    if hasattr(function, "__wrapped__")
-}
+_HOOK_CODES = {PRE_FORWARD.__code__, POST_FORWARD.__code__}
 
 
 def groups(state: FSDPState) -> list[Any]:
@@ -123,16 +118,12 @@ def on_eager_forward(note: Callable[[Any], None]) -> list[Patch]:
     anything.
     """
 
-    def changed(upstream: Any) -> Any:
-        @functools.wraps(upstream)
-        def root_pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not runs_eagerly(self):
-                note(self)
-            return upstream(self, *args, **kwargs)
+    def root_pre_forward(upstream: Upstream, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not runs_eagerly(self):
+            note(self)
+        return upstream(self, *args, **kwargs)
 
-        return root_pre_forward
-
-    return [WrapAttribute(FSDPState, "_root_pre_forward", changed)]
+    return [WrapFunction(FSDPState, "_root_pre_forward", root_pre_forward)]
 
 
 def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> list[Patch]:
@@ -142,22 +133,22 @@ def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> 
     ``_get_managed_modules`` was seen in 2.13 to 2.15; where it is missing nothing is changed.
     """
 
-    def changed(upstream: Any) -> Any:
-        @functools.wraps(upstream)
-        def get_managed_modules(
-            roots: Any, ignored_params: set[nn.Parameter] | None = None, *args: Any, **kwargs: Any
-        ) -> Any:
-            found = upstream(roots, ignored_params, *args, **kwargs)
-            check(found, ignored_params or set())
-            return found
-
-        return get_managed_modules
+    def get_managed_modules(
+        upstream: Upstream,
+        roots: Any,
+        ignored_params: set[nn.Parameter] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        found = upstream(roots, ignored_params, *args, **kwargs)
+        check(found, ignored_params or set())
+        return found
 
     if not has(
         _init, "_get_managed_modules", off="a model sharded after its compile is many graphs"
     ):
         return []
-    return [WrapAttribute(_init, "_get_managed_modules", changed)]
+    return [WrapFunction(_init, "_get_managed_modules", get_managed_modules)]
 
 
 def custom_sharding(state: FSDPState) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch._inductor.runtime import cache_dir_utils
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed.device_mesh import DeviceMesh
 
-from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction, has
 
 # In a block of it, operators skip the kernels of autograd.
 below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
@@ -39,17 +38,13 @@ def wrap_compiled_code(
     if not has(CompiledFxGraph, "post_compile", off=off):
         return []
 
-    def changed(upstream: Callable[..., object]) -> object:
-        @functools.wraps(upstream)
-        def post_compile(self: Any, *args: object, **kwargs: object) -> None:
-            upstream(self, *args, **kwargs)
-            source = getattr(self, "source_code", None)
-            if isinstance(source, str) and self.current_callable and not config.cpp_wrapper:
-                self.current_callable = wrap(self.current_callable, source)
+    def post_compile(upstream: Upstream, self: Any, *args: object, **kwargs: object) -> None:
+        upstream(self, *args, **kwargs)
+        source = getattr(self, "source_code", None)
+        if isinstance(source, str) and self.current_callable and not config.cpp_wrapper:
+            self.current_callable = wrap(self.current_callable, source)
 
-        return post_compile
-
-    return [WrapAttribute(CompiledFxGraph, "post_compile", changed)]
+    return [WrapFunction(CompiledFxGraph, "post_compile", post_compile)]
 
 
 def cache_dir() -> str:
@@ -57,18 +52,12 @@ def cache_dir() -> str:
     return str(cache_dir_utils.cache_dir())
 
 
-@contextlib.contextmanager
-def cacheable(functions: Mapping[str, str]) -> Iterator[None]:
+def cacheable(functions: Mapping[str, str]) -> contextlib.AbstractContextManager[Any]:
     """Let AOTAutograd's cache keep graphs that call ``functions``: qualified names with a digest
     each.
     """
-    name = "unsafe_marked_cacheable_functions"
-    known = getattr(config, name, None)
-    if known is None:
-        yield
-        return
-    with config.patch({name: {**known, **functions}}):
-        yield
+    cached = {**config.unsafe_marked_cacheable_functions, **functions}
+    return config.patch(unsafe_marked_cacheable_functions=cached)
 
 
 # : A global that we have Dynamo install: the object's ``id`` and the number of the trace in this
@@ -88,19 +77,15 @@ def meshes_by_content(content: Callable[..., str]) -> list[Patch]:
     if not has(FxGraphCachePickler, name, off="graphs that take meshes are not cached"):
         return []
 
-    def changed(upstream: Callable[..., Any]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def reduce(self: Any, stand_in: FakeScriptObject) -> tuple[Callable[..., Any], Any]:
-            if isinstance(stand_in.real_obj, DeviceMesh):
-                return str, (
-                    content(stand_in.real_obj, of_rank=type(self) is not FxGraphCachePickler),
-                )
-            reduced: tuple[Callable[..., Any], Any] = upstream(self, stand_in)
-            return reduced
+    def reduce(
+        upstream: Upstream, self: Any, stand_in: FakeScriptObject
+    ) -> tuple[Callable[..., Any], Any]:
+        if isinstance(stand_in.real_obj, DeviceMesh):
+            return str, (content(stand_in.real_obj, of_rank=type(self) is not FxGraphCachePickler),)
+        reduced: tuple[Callable[..., Any], Any] = upstream(self, stand_in)
+        return reduced
 
-        return reduce
-
-    return [WrapAttribute(FxGraphCachePickler, name, changed)]
+    return [WrapFunction(FxGraphCachePickler, name, reduce)]
 
 
 def sources_by_name() -> list[Patch]:
@@ -115,19 +100,17 @@ def sources_by_name() -> list[Patch]:
     if not has(AOTAutogradCachePickler, name, off="graphs of FSDP2 and DDP are not cached"):
         return []
 
-    def changed(upstream: Callable[..., Any]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def reduce(self: Any, aot_config: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-            made, parts = upstream(self, aot_config)
-            sources = aot_config.aot_autograd_arg_pos_to_source
-            stable = numbered(sources or ())
-            return made, tuple(
-                stable if part is sources and stable is not None else part for part in parts
-            )
+    def reduce(
+        upstream: Upstream, self: Any, aot_config: Any
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        made, parts = upstream(self, aot_config)
+        sources = aot_config.aot_autograd_arg_pos_to_source
+        stable = numbered(sources or ())
+        return made, tuple(
+            stable if part is sources and stable is not None else part for part in parts
+        )
 
-        return reduce
-
-    return [WrapAttribute(AOTAutogradCachePickler, name, changed)]
+    return [WrapFunction(AOTAutogradCachePickler, name, reduce)]
 
 
 def numbered(sources: Sequence[object]) -> list[str] | None:

@@ -25,7 +25,7 @@ from torch._inductor import async_compile, codecache, cpp_builder, cpu_vec_isa
 from torch._inductor.utils import clear_on_fresh_cache
 
 from dynamo_dist.torch_compat.inductor_code import cache_dir
-from dynamo_dist.torch_compat.patching import OwnState, Patch, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import OwnState, Patch, Upstream, WrapFunction, has
 
 # As many libraries take longer without a compiled header, together, as the header takes: a second
 # each.
@@ -44,30 +44,22 @@ def only_for_builds() -> list[Patch]:
     last = threading.local()
     without: set[str] = set()
 
-    def remembering(upstream: Callable[..., Any]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def write(*args: Any, **kwargs: Any) -> tuple[str, str]:
-            key, path = upstream(*args, **kwargs)
-            last.source = path
-            return key, path
+    def write(upstream: Upstream, *args: Any, **kwargs: Any) -> tuple[str, str]:
+        key, path = upstream(*args, **kwargs)
+        last.source = path
+        return key, path
 
-        return write
-
-    def skipped(upstream: Callable[..., object]) -> Callable[..., Any]:
-        @functools.wraps(upstream)
-        def precompile(*args: object, **kwargs: object) -> str:
-            source = getattr(last, "source", "")
-            if source.endswith(".main.cpp"):
-                if len(without | {source}) <= _WITHOUT and not _is_compiled():
-                    without.add(source)
-                    return ""
-            return str(upstream(*args, **kwargs))
-
-        return precompile
+    def precompile(upstream: Upstream, *args: object, **kwargs: object) -> str:
+        source = getattr(last, "source", "")
+        if source.endswith(".main.cpp"):
+            if len(without | {source}) <= _WITHOUT and not _is_compiled():
+                without.add(source)
+                return ""
+        return str(upstream(*args, **kwargs))
 
     return [
-        WrapAttribute(codecache, "write", remembering),
-        WrapAttribute(codecache, "_precompile_header", skipped),
+        WrapFunction(codecache, "write", write),
+        WrapFunction(codecache, "_precompile_header", precompile),
     ]
 
 
@@ -90,29 +82,23 @@ def probed_once_a_host() -> list[Patch]:
     if not has(cpu_vec_isa.VecISA, name, off="each process tries the CPU's vector units anew"):
         return []
 
-    def changed(upstream: Callable[..., bool]) -> Callable[..., bool]:
-        tried: list[Trial] = []  # with success
+    tried: list[Trial] = []  # with success
 
-        @functools.wraps(upstream)
-        def check_build(self: object, code: str) -> bool:
-            kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
-            trial = _trial(self, code)
-            if kept.exists():
-                tried.append(trial)
-                return True
-            if any(map(trial.is_part_of, tried)) or upstream(self, code):
-                tried.append(trial)
-                with contextlib.suppress(
-                    OSError
-                ):  # a folder that cannot be written costs the trial
-                    kept.parent.mkdir(parents=True, exist_ok=True)
-                    kept.touch()
-                return True
-            return False
+    def check_build(upstream: Upstream, self: object, code: str) -> bool:
+        kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
+        trial = _trial(self, code)
+        if kept.exists():
+            tried.append(trial)
+            return True
+        if any(map(trial.is_part_of, tried)) or upstream(self, code):
+            tried.append(trial)
+            with contextlib.suppress(OSError):  # a folder that cannot be written costs the trial
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.touch()
+            return True
+        return False
 
-        return check_build
-
-    return [WrapAttribute(cpu_vec_isa.VecISA, name, changed)]
+    return [WrapFunction(cpu_vec_isa.VecISA, name, check_build)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +121,12 @@ def _trial(unit: Any, code: str) -> Trial:
     return Trial(words, flags, (code, *unit.build_macro(), *_host()))
 
 
-def _name(unit: object, code: str) -> str:
+def _name(unit: Any, code: str) -> str:
     """Return a digest of all that a trial depends on: its code and flags, compiler, loader,
     torch, Python, this host's CPU.
     """
-    return hashlib.sha256("\0".join((code, _fingerprint(unit), *_host())).encode()).hexdigest()[:32]
-
-
-def _fingerprint(unit: Any) -> str:
-    return str(cpu_vec_isa._get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
+    fingerprint = str(cpu_vec_isa._get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
+    return hashlib.sha256("\0".join((code, fingerprint, *_host())).encode()).hexdigest()[:32]
 
 
 @functools.cache
@@ -212,33 +195,27 @@ def few_libraries() -> list[Patch]:
     if not has(upstream_kernels, "cpp_pybinding", off=off) or not has(bindings, *needed, off=off):
         return [PoolsOfThisProcess()]
 
-    def held_back(upstream: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def cpp_pybinding(self: object, argtypes: Sequence[str], source_code: str) -> object:
-            if _parts(source_code) is None:
-                return upstream(self, argtypes, source_code)
-            async_compile.kernel_code_log.info("CPP+Bindings Kernel:\n%s", source_code)
-            return Kernel(tuple(argtypes), source_code)
+    def cpp_pybinding(
+        upstream: Upstream, self: object, argtypes: Sequence[str], source_code: str
+    ) -> object:
+        if _parts(source_code) is None:
+            return upstream(self, argtypes, source_code)
+        async_compile.kernel_code_log.info("CPP+Bindings Kernel:\n%s", source_code)
+        return Kernel(tuple(argtypes), source_code)
 
-        return cpp_pybinding
-
-    def built(upstream: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(upstream)
-        def wait(self: Any, scope: dict[str, object]) -> None:
-            kernels = dict.fromkeys(each for each in scope.values() if type(each) is Kernel)
-            parallel = async_compile.get_compile_threads() > 1
-            functions = _started(kernels, self.submit if parallel else None) if kernels else None
-            upstream(self, scope)
-            if functions is not None:
-                made = functions()
-                scope.update({name: made[of] for name, of in scope.items() if type(of) is Kernel})
-
-        return wait
+    def wait(upstream: Upstream, self: Any, scope: dict[str, object]) -> None:
+        kernels = dict.fromkeys(each for each in scope.values() if type(each) is Kernel)
+        parallel = async_compile.get_compile_threads() > 1
+        functions = _started(kernels, self.submit if parallel else None) if kernels else None
+        upstream(self, scope)
+        if functions is not None:
+            made = functions()
+            scope.update({name: made[of] for name, of in scope.items() if type(of) is Kernel})
 
     return [
         PoolsOfThisProcess(),
-        WrapAttribute(upstream_kernels, "cpp_pybinding", held_back),
-        WrapAttribute(upstream_kernels, "wait", built),
+        WrapFunction(upstream_kernels, "cpp_pybinding", cpp_pybinding),
+        WrapFunction(upstream_kernels, "wait", wait),
     ]
 
 
@@ -267,10 +244,7 @@ class PoolsOfThisProcess(OwnState):
     def _forget(cls) -> None:
         if not cls.is_applied:
             return
-
-        forget = getattr(getattr(async_compile.AsyncCompile, "pool", None), "cache_clear", None)
-        if forget is not None:
-            forget()
+        async_compile.AsyncCompile.pool.cache_clear()
         if _cache.cache_info().currsize:  # of libraries that the parent may not have built yet
             _cache().cache.clear()
 

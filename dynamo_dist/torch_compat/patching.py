@@ -1,8 +1,11 @@
-"""Patches of torch, each with its way back, and names that a torch may lack."""
+"""Patches of torch, each with its way back, the stack of those in force, and names that a torch may
+lack.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import sys
@@ -10,6 +13,8 @@ from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any, Protocol
+
+from dynamo_dist.errors import ActivationError
 
 
 def _optional(module: str, *names: str) -> Any:
@@ -25,6 +30,8 @@ def _optional_module(name: str) -> Any:
         return None
 
 
+# A function of torch that a patch stands before.
+Upstream = Callable[..., Any]
 log = logging.getLogger(__name__)
 _MISSING = object()
 _PACKAGE = str(Path(__file__).parents[1])
@@ -98,6 +105,16 @@ class NotOursError(Exception):
         code = getattr(value, "__code__", None)
         where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
         super().__init__(f"which is now {module}.{name}{where}")
+
+
+@contextlib.contextmanager
+def applied(*patches: Patch) -> Iterator[None]:
+    """Have these patches in force in the block."""
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            patch.apply()
+            stack.callback(patch.undo)
+        yield
 
 
 class OwnState:
@@ -190,6 +207,24 @@ class WrapAttribute(SetAttribute):
         super().apply()
 
 
+class WrapFunction(WrapAttribute):
+    """Answer the calls of a function by ``function(upstream, *args, **kwargs)``, where ``upstream``
+    is what stands there when the change is applied.
+    """
+
+    def __init__(self, owner: Any, name: str, function: Callable[..., object]) -> None:
+        def wrap(upstream: Upstream) -> Upstream:
+            @functools.wraps(upstream)
+            def call(*args: Any, **kwargs: Any) -> object:
+                return function(upstream, *args, **kwargs)
+
+            is_static = isinstance(vars(owner).get(name), staticmethod)
+            return staticmethod(call) if is_static else call
+
+        super().__init__(owner, name, wrap)
+        self.function = function
+
+
 class SetItem(Place):
     """Replace or add one item of a table."""
 
@@ -229,3 +264,58 @@ class ConfigDefault(Place):
 
     def write(self, value: object) -> None:
         self.entry.default = value
+
+
+# What is in force, in order: it is undone last first, and none half. What is registered while the
+# plugin is on comes on top of what ``enable()`` has put there.
+_applied: list[Patch] = []
+
+
+def is_enabled() -> bool:
+    """Return whether ``enable()`` is in force in this process."""
+    return bool(_applied)
+
+
+def apply(patches: list[Patch]) -> None:
+    """Apply more changes. Raises ActivationError if one fails, after undoing these; Ctrl-C
+    undoes them too.
+    """
+    before = len(_applied)
+    for patch in patches:
+        try:
+            patch.apply()
+        except Exception as error:
+            undo(before)
+            raise ActivationError(
+                f"enable() failed at {_describe(patch)}: {error!r}.",
+                "This torch is not as we know it.",
+                "Everything was restored. Report it with the output of: python -m dynamo_dist "
+                "doctor",
+            ) from error
+        except BaseException:
+            undo(before)
+            raise
+        _applied.append(patch)
+
+
+def undo(down_to: int = 0) -> list[str]:
+    """Undo all but the first ``down_to``, last first; the descriptions of those that failed, and
+    why.
+    """
+    failures = []
+    while len(_applied) > down_to:
+        patch = _applied.pop()
+        try:
+            patch.undo()
+        except NotOursError as error:
+            failures.append(f"{_describe(patch)}, {error}")
+        except Exception as error:
+            failures.append(f"{_describe(patch)} ({error!r})")
+    for failure in failures:
+        log.warning("could not undo %s", failure)
+    return failures
+
+
+def _describe(patch: Patch) -> str:
+    where = getattr(patch, "name", getattr(patch, "key", ""))
+    return f"{type(patch).__name__}({where})" if where else type(patch).__name__

@@ -47,11 +47,6 @@ def refuse() -> NoReturn:
     )
 
 
-def backward_patches() -> list[Patch]:
-    """List the patches that enabling makes for ``backward()`` inside a compiled function."""
-    return dynamo_modules.on_backward(refuse)
-
-
 BACKEND = "dynamo_dist"
 _SIGNATURE = inspect.signature(torch.autograd.grad)
 
@@ -115,16 +110,6 @@ def _refuse(why: str) -> NoReturn:
         why,
         "Compile what computes the outputs, and call torch.autograd.grad outside.",
     )
-
-
-def gradients_patches() -> list[Patch]:
-    """List the patches that enabling makes for ``torch.autograd.grad`` inside a compiled
-    function.
-    """
-    return [
-        *dynamo_trackers.on_function(torch.autograd.grad, _answer),
-        *dynamo_calls.see_histories_of_subclasses(),
-    ]
 
 
 FIX = (
@@ -322,8 +307,13 @@ def create(tx: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> Module
     return ModuleHooksVariable(module, user_hooks, user_pre_hooks, proxy)
 
 
-def backward_hooks_patches() -> list[Patch]:
-    """List the patches that enabling makes for module hooks; under compiled autograd they stay
-    upstream's.
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for ``backward()``, module hooks and
+    ``torch.autograd.grad``; under compiled autograd module hooks stay upstream's.
     """
-    return dynamo_modules.on_module_backward_hooks(create)
+    return [
+        *dynamo_modules.on_backward(refuse),
+        *dynamo_modules.on_module_backward_hooks(create),
+        *dynamo_trackers.on_function(torch.autograd.grad, _answer),
+        *dynamo_calls.see_histories_of_subclasses(),
+    ]

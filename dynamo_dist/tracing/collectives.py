@@ -1,11 +1,11 @@
 """Lower collectives of c10d to functional ones: gather, reduce, scatter, broadcast, exchange,
 barrier, coalesced.
 
-Which manager is open for a group is known while tracing: ``registry`` collects what is called
+Which manager is open for a group is known while tracing: ``c10d`` collects what is called
 inside and hands it over at ``close_manager``.
 
 AOTAutograd refuses an op whose result is its argument. The argument is in flight until the program
-calls ``wait_tensor`` on it: ``work_tracker.traced_wait_tensor`` ends the launch there.
+calls ``wait_tensor`` on it: ``work.traced_wait_tensor`` ends the launch there.
 """
 
 from __future__ import annotations

@@ -59,14 +59,12 @@ class Memory(OwnState):
         self.concatenated: Creation = {}
 
     def apply(self) -> None:
-        """As a change: start from nothing."""
-        self.undo()
-
-    def undo(self) -> None:
-        """As a change: forget everything."""
+        """As a change: start from nothing, and forget everything at the end."""
         self.groups.clear()
         self.meshes.clear()
         self.concatenated.clear()
+
+    undo = apply
 
     def on_group(self, arguments: Mapping[str, object], group: ProcessGroup) -> None:
         """Remember a group by the arguments it was made with."""

@@ -1,4 +1,5 @@
-"""DTensors while tracing: construction, attributes, copies, subclasses.
+"""DTensors while tracing: construction, attributes, copies, subclasses, and the list of all that is
+changed in torch for them.
 
 Upstream answers ``hasattr`` by the attributes of a plain tensor, so that a program that asks for
 ``to_local`` or ``full_tensor`` takes the branch for plain tensors.
@@ -31,14 +32,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from dynamo_dist.settings import DistConfig
 from dynamo_dist.torch_compat import (
+    aot_partition,
+    aot_runtime,
+    aot_tracing,
     dtensor_dispatch,
+    dtensor_placements,
+    dtensor_ranks,
     dtensor_specs,
     dynamo_building,
     dynamo_dtensors,
     dynamo_trackers,
 )
 from dynamo_dist.torch_compat.patching import Patch
+from dynamo_dist.tracing import contexts, distribution, dtensor_views, higher_order, placement
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat import InstructionTranslatorBase, Source, VariableTracker
@@ -98,11 +106,6 @@ def traced_spec(tensor: DTensor) -> object:
     return dtensor_specs.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
 
 
-def attributes_patches() -> list[Patch]:
-    """List the patches that enabling makes for attributes."""
-    return dynamo_dtensors.on_tensor_attributes(has_tensor_attribute, attribute)
-
-
 def deep(tensor: DTensor) -> object:
     """Traced: a copy with memory of its own."""
     return tensor.detach().clone()
@@ -130,14 +133,6 @@ def _answer(function: Callable[[DTensor], Any]) -> Callable[..., Any]:
     return answer
 
 
-def copies_patches() -> list[Patch]:
-    """List the patches that enabling makes for copies."""
-    return [
-        *dynamo_trackers.on_function(copy.deepcopy, _answer(deep)),
-        *dynamo_trackers.on_function(copy.copy, _answer(shallow)),
-    ]
-
-
 def is_of_a_subclass(value: object) -> bool:
     """Return whether it is a DTensor of a class of its own."""
     return isinstance(value, DTensor) and type(value) is not DTensor
@@ -155,11 +150,6 @@ def _refuse_subclasses(
     )
 
 
-def subclasses_patches() -> list[Patch]:
-    """List the patches that enabling makes for subclasses."""
-    return dynamo_trackers.on_values(DTensor, is_of_a_subclass, _refuse_subclasses)
-
-
 def _refuse_data_sizes(operation: str) -> None:
     dynamo_building.graph_break(
         "Operation on DTensors whose result is as large as the data says",
@@ -171,11 +161,6 @@ def _refuse_data_sizes(operation: str) -> None:
         "size=n), or run the "
         "operation on x.full_tensor() or x.to_local().",
     )
-
-
-def data_sizes_patches() -> list[Patch]:
-    """List the patches that enabling makes for sizes that depend on data."""
-    return dynamo_building.on_data_dependent_sizes(_refuse_data_sizes)
 
 
 _MIXED = "got mixed torch.Tensor and DTensor"
@@ -216,13 +201,6 @@ def are_distributed(arguments: object) -> bool:
         each for each in dtensor_dispatch.tree_leaves(arguments) if isinstance(each, torch.Tensor)
     ]
     return bool(tensors) and all(isinstance(each, DTensor) for each in tensors)
-
-
-def inside_operators_patches() -> list[Patch]:
-    """List the patches that enabling makes for the nodes that Dynamo tries out and those that
-    AOTAutograd traces.
-    """
-    return dtensor_dispatch.around_traced_calls(once_more)
 
 
 log = logging.getLogger(__name__)
@@ -309,14 +287,14 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
     cut = [given.get("others", {}).get("shape"), given.get("device_mesh"), given.get("placements")]
     if None in cut or not dynamo_dtensors.is_tensor_of(local, torch.Tensor):
         return
-    known = dynamo_building.constants(cut, {})
-    if known is None or None in known[0]:
+    values = dynamo_building.constants(cut, {})
+    if values is None or None in values[0]:
         return
-    whole, mesh, placements = known[0]
+    shape, mesh, placements = values[0]
     found = tuple(dynamo_building.fake_tensor(local).shape)
     if mesh.get_coordinate() is None or not all(isinstance(size, int) for size in found):
         return  # a rank that has no part, or sizes that are known when the graph runs
-    part = dtensor_specs.own_shape(whole, mesh, placements)
+    part = dtensor_specs.own_shape(shape, mesh, placements)
     if found != part:
         log.warning(
             "DTensor.from_local got a local tensor of shape %s for shape %s and placements %s on "
@@ -325,16 +303,44 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
             "or cut again. Cut as "
             "torch.chunk does, or pad the shards.",
             found,
-            tuple(whole),
+            tuple(shape),
             tuple(placements),
             mesh,
             part,
         )
 
 
-def construction_patches() -> list[Patch]:
-    """List the patches that enabling makes for ``DTensor(...)`` and ``from_local``."""
+def patches(config: DistConfig) -> list[Patch]:
+    """Everything to apply for DTensors, in order; nothing is applied here."""
     return [
+        *dtensor_views.views_patches(),
+        *dynamo_dtensors.on_tensor_attributes(has_tensor_attribute, attribute),
         *dynamo_trackers.on_construction(DTensor, answer),
         *dynamo_trackers.on_function(DTensor.from_local, from_local),
+        *higher_order.branches_patches(),
+        *dynamo_trackers.on_function(copy.deepcopy, _answer(deep)),
+        *dynamo_trackers.on_function(copy.copy, _answer(shallow)),
+        *dynamo_building.on_data_dependent_sizes(_refuse_data_sizes),
+        *distribution.patches(),
+        *contexts.debug_patches(),
+        *placement.reduce_op_patches(),
+        *contexts.loss_parallel_patches(),
+        *contexts.implicit_replication_patches(),
+        # The nodes that Dynamo tries out, and those that AOTAutograd traces.
+        *dtensor_dispatch.around_traced_calls(once_more),
+        *higher_order.regions_patches(),
+        *dynamo_trackers.on_values(DTensor, is_of_a_subclass, _refuse_subclasses),
+        *dtensor_views.unused_outputs_patches(),
+        *aot_runtime.keep_first_symbols(),
+        *aot_tracing.equal_meshes_are_one(),
+        *dynamo_dtensors.sizes_of_bases_are_inputs(),
+        *aot_runtime.write_to_pending_inputs(),
+        *aot_runtime.pending_inputs_have_gradients(),
+        *dtensor_placements.keep_strided_shards(),
+        *dtensor_placements.cut_empty_shards(),
+        *dtensor_placements.count_strided_shards_with_real_tensors(),
+        *dtensor_placements.fix_split_factors(),
+        *aot_partition.save_states_before_objects(),
+        *aot_partition.draw_once(),
+        *dtensor_ranks.random_on_cpu(),
     ]

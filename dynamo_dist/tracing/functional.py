@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import fx
 
 from dynamo_dist.torch_compat import dtensor_specs, dynamo_building, dynamo_dtensors, dynamo_modules
 from dynamo_dist.torch_compat.patching import Patch
@@ -30,7 +31,7 @@ def _has_been_waited_for(tracker: Any) -> bool:
     while node.target not in (wait, wait.default):
         value = node.meta.get("example_value")
         of = node.args[0] if node.args else None
-        base = getattr(of, "meta", {}).get("example_value")
+        base = of.meta.get("example_value") if isinstance(of, fx.Node) else None
         tensors = isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor)
         if not tensors or not dtensor_specs.may_overlap(value, base):
             return False
@@ -101,8 +102,8 @@ def barrier_device(group: dist.ProcessGroup, device_ids: list[int] | None) -> to
     accelerator = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if device_ids:
         return torch.device(accelerator.type, device_ids[0])
-    if (bound := getattr(group, "bound_device_id", None)) is not None:
-        return bound
+    if group.bound_device_id is not None:
+        return group.bound_device_id
     types = {device.type for device in group._device_types}
     return accelerator if accelerator.type in types else torch.device("cpu")
 

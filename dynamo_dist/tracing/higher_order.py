@@ -46,11 +46,7 @@ def _holds_dtensors(function: Any) -> bool:
 
 def regions_patches() -> list[Patch]:
     """List the patches that enabling makes for regions."""
-    return (
-        dynamo_trackers.on_function(dynamo_calls.CALL, in_line)
-        if dynamo_calls.CALL is not None
-        else []
-    )
+    return dynamo_trackers.on_function(dynamo_calls.CALL, in_line)
 
 
 def both(

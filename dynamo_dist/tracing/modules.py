@@ -47,11 +47,6 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     )
 
 
-def composable_patches() -> list[Patch]:
-    """List the patches that enabling makes for the states of modules."""
-    return dynamo_trackers.on_function(dynamo_modules.module_state, answer)
-
-
 def explain_state_dict(text: str) -> None:
     """Say what to write where this torch cannot trace the attribute that ``state_dict`` sets."""
     if "_metadata" in text:
@@ -61,25 +56,6 @@ def explain_state_dict(text: str) -> None:
             "It sets an attribute of a dictionary, which this torch cannot trace.",
             "Take the tensors by name: {name: p.detach() for name, p in model.named_parameters()}",
         )
-
-
-def parallel_patches() -> list[Patch]:
-    """List the patches that enabling makes for modules of DDP and FSDP2."""
-    answers: dict[Any, Callable[..., Any]] = {
-        **fsdp2.fsdp_answers(),
-        **ddp.ddp_answers(),
-    }
-    return [
-        *dynamo_modules.on_methods(
-            answers, {nn.Module.state_dict: explain_state_dict}, fsdp.hook_of
-        ),
-        *unsharded_parameters.patches(),
-        *ddp.patches(),
-        *fsdp2.patches(),
-    ]
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def has_traced_hooks(module: nn.Module) -> bool:
@@ -92,7 +68,7 @@ def has_traced_hooks(module: nn.Module) -> bool:
     # Upstream calls every module of torch's, and so all of DDP, through one function that is given
     # up for all at once.
     return isinstance(module, DistributedDataParallel) or any(
-        getattr(module, name) for name in _HOOKS
+        getattr(module, name) for name in unsharded_parameters.HOOKS
     )
 
 
@@ -133,21 +109,19 @@ def _is_no_root_in_graph(module: nn.Module) -> bool:
     return dynamo_modules.module_state(module) is None or runs_around(module)
 
 
-def calls_patches() -> list[Patch]:
-    """List the patches that enabling makes for the hooks of a compiled module."""
-    return [
-        *dynamo_modules.on_module_compiled(has_traced_hooks, whole_call, runs_around),
-        *fsdp.on_sharding(_sharded_later),
-    ]
-
-
 def patches(config: DistConfig) -> list[Patch]:
     """Everything to apply, in order; nothing is applied here."""
     return [
-        *calls_patches(),
-        *composable_patches(),
-        *backward.backward_patches(),
-        *backward.backward_hooks_patches(),
-        *backward.gradients_patches(),
-        *parallel_patches(),
+        *dynamo_modules.on_module_compiled(has_traced_hooks, whole_call, runs_around),
+        *fsdp.on_sharding(_sharded_later),
+        *dynamo_trackers.on_function(dynamo_modules.module_state, answer),
+        *backward.patches(),
+        *dynamo_modules.on_methods(
+            {**fsdp2.fsdp_answers(), **ddp.ddp_answers()},
+            {nn.Module.state_dict: explain_state_dict},
+            fsdp.hook_of,
+        ),
+        *unsharded_parameters.patches(),
+        *ddp.patches(),
+        *fsdp2.patches(),
     ]

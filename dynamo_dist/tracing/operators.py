@@ -33,7 +33,7 @@ def reduce_op_name(op: object) -> str | None:
     if type(op) is dist.ReduceOp:
         state: Any = op.__getstate__()
         kind, factor = state
-    name = getattr(kind, "name", "").lower()
+    name = kind.name.lower() if isinstance(kind, dist.ReduceOp.RedOpType) else ""
     if name == PREMUL_SUM:
         return f"{PREMUL_SUM} {factor!r}" if isinstance(factor, float) else None
     return name if name in _REDUCE_OPS else None

@@ -129,7 +129,7 @@ def load(tracker: Any) -> tuple[object, bool]:
 
 
 def patches() -> list[Patch]:
-    """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
+    """List the changes that enabling this tracker makes, besides tracking the type."""
     return [
         *dynamo_trackers.on_codegen(PlacementVariable, load),
         *dynamo_trackers.on_function(copy.copy, copied),

@@ -101,14 +101,8 @@ GUARDS: Mapping[str, Callable[..., None]] = {
 
 # Methods without arguments that are a value of the group -> the guard.
 VALUE_METHODS = {
-    "size": "size",
-    "rank": "rank",
-    "name": "name",
-    "_get_backend_name": "backend",
-    "_id": "id",
-    "__hash__": "id",
-    "__repr__": "id",
-    "__str__": "id",
+    **{method: what for what, method in METHODS.items()},
+    **dict.fromkeys(("_id", "__hash__", "__repr__", "__str__"), "id"),
 }
 
 # Methods whose result belongs to the group and lives as long -> how to hold it while tracing.
@@ -176,8 +170,6 @@ class ProcessGroupVariable(dynamo_trackers.GroupTracker):
 class GroupPartVariable(dynamo_trackers.ConstantTracker):
     """An object that belongs to a group, such as its backend; guarded through the group."""
 
-    VALUE_METHODS = frozenset({"name", "size", "rank", "_get_backend_name"})
-
     def attribute(self, tx: Any, name: str) -> Any:
         if not hasattr(self.value, name):
             dynamo_building.missing_attribute(tx, self.value, name)
@@ -186,7 +178,7 @@ class GroupPartVariable(dynamo_trackers.ConstantTracker):
         return attributes.bound_method(self, tx, name)
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if name in self.VALUE_METHODS and not args and not kwargs:
+        if name in METHODS.values() and not args and not kwargs:
             if name == "rank":
                 dynamo_building.note_rank_dependent()
             return self._constant(tx, getattr(self.value, name)())
@@ -254,7 +246,7 @@ _REGISTERED = functools.partial(dynamo_guards.VALUE_MATCH, what="registration", 
 
 
 def patches() -> list[Patch]:
-    """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
+    """List the changes that enabling this tracker makes, besides tracking the type."""
     return [
         *boxed_group_patches(),
         *(

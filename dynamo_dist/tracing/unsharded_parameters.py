@@ -73,6 +73,11 @@ def reads(tx: Any) -> Reads:
     return found
 
 
+def _reads_if_any(tx: Any) -> Reads | None:
+    """The same; None where nothing has been read yet."""
+    return vars(tx.output).get("_dynamo_dist_reads")
+
+
 def enter(
     tx: InstructionTranslatorBase,
     wrapper: object,
@@ -80,24 +85,24 @@ def enter(
     ranks: Sequence[int],
 ) -> None:
     """Read these parameters whole from here on; ``ranks`` launch with this one for it."""
-    known = reads(tx)
-    if wrapper in known.inside:
+    state = reads(tx)
+    if wrapper in state.inside:
         return
     new = dict(table)
-    if not known.inside:
+    if not state.inside:
         _begun.add(wrapper)
         # A wrapper without ranks launches nothing, as DDP in evaluation: there is nothing to agree
         # on.
         if ranks:
-            known.outermost.append(wrapper)
+            state.outermost.append(wrapper)
     if not ranks:
-        known.quiet.add(id(wrapper))
-    known.inside.append(wrapper)
-    known.entered.append(wrapper)
-    known.whole.update(new)
+        state.quiet.add(id(wrapper))
+    state.inside.append(wrapper)
+    state.entered.append(wrapper)
+    state.whole.update(new)
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class HookVersions:
@@ -106,7 +111,7 @@ class HookVersions:
     """
 
     def __init__(self, inside: Iterable[nn.Module]) -> None:
-        self._tables = [getattr(module, name) for module in inside for name in _HOOKS]
+        self._tables = [getattr(module, name) for module in inside for name in HOOKS]
         self._seen: dict[tuple[tuple[int, ...], ...], int] = {}
 
     def version(self) -> int:
@@ -124,41 +129,43 @@ def leave(
     tx: InstructionTranslatorBase, wrapper: object, table: Iterable[tuple[Place, Read]]
 ) -> None:
     """Read them sharded again, those that are not kept."""
-    known = reads(tx)
-    known.inside.remove(wrapper)
+    state = reads(tx)
+    state.inside.remove(wrapper)
     _begun.discard(wrapper)
     for place, read in table:
         # A dictionary that was handed out while parameters were unsharded holds them as such.
-        known.tables.pop((place[0], dynamo_calls.current_tracer(tx)), None)
+        state.tables.pop((place[0], dynamo_calls.current_tracer(tx)), None)
         if not read.kept:
-            known.whole.pop(place, None)
+            state.whole.pop(place, None)
 
 
 def is_any_unsharded(tx: InstructionTranslatorBase) -> bool:
     """Return whether a parameter has been read whole in the graph that is traced."""
-    known = vars(tx.output).get("_dynamo_dist_reads")
-    return known is not None and bool(known.read)
+    state = _reads_if_any(tx)
+    return state is not None and bool(state.read)
 
 
 def answer(tx: Any, tracker: Any, name: str) -> Any:
     """``module.name`` while tracing; None leaves it to upstream."""
-    known = vars(tx.output).get("_dynamo_dist_reads")
-    if known is None or not known.whole:
+    state = _reads_if_any(tx)
+    if state is None or not state.whole:
         return None
     module = tracker.value
-    read = known.whole.get((id(module), name))
+    read = state.whole.get((id(module), name))
     if name == "_parameters":
-        return _table(tx, known, tracker)
+        return _table(tx, state, tracker)
     if (
         read is not None
-        and (table := known.tables.get((id(module), dynamo_calls.current_tracer(tx)))) is not None
+        and (table := state.tables.get((id(module), dynamo_calls.current_tracer(tx)))) is not None
     ):
         return table.call_method(tx, "__getitem__", [dynamo_building.build(tx, name)], {})
     # RNNs read their parameters from a list of their own.
     if name == "_flat_weights" and isinstance(module, nn.RNNBase):
-        found = [known.whole.get((id(module), each)) for each in module._flat_weights_names]
-        if all(found):
-            return dynamo_building.build_list(tx, [_gathered(tx, each) for each in found])
+        names = [(id(module), each) for each in module._flat_weights_names]
+        if all(each in state.whole for each in names):
+            return dynamo_building.build_list(
+                tx, [_gathered(tx, state.whole[each]) for each in names]
+            )
     return None if read is None else _gathered(tx, read)
 
 
@@ -182,17 +189,17 @@ def _table(tx: Any, known: Reads, tracker: Any) -> object:
 
 def _gathered(tx: Any, read: Read) -> object:
     """One gather, and so one reduction, a parameter and graph: of tied weights too."""
-    known = reads(tx)
-    known.read.add(read.key)
+    state = reads(tx)
+    state.read.add(read.key)
     key = read.key, dynamo_calls.current_tracer(tx)
     if read.whole is not None:
-        known.gathered[key] = read.whole
-    if key not in known.gathered:
+        state.gathered[key] = read.whole
+    if key not in state.gathered:
         assert read.gather is not None and read.build is not None
         gather = dynamo_building.build_unchanging(tx, read.gather)
         args = [read.build(tx), *([] if read.leaf is None else [read.leaf(tx)])]
-        known.gathered[key] = gather.call_function(tx, args, {})
-    return known.gathered[key]
+        state.gathered[key] = gather.call_function(tx, args, {})
+    return state.gathered[key]
 
 
 # A forward that holds a graph break runs in eager mode as a whole: no graph may end between its
@@ -240,18 +247,18 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     """Keep nothing whole beyond the graph. Return whether a forward in it has to be left to
     eager mode.
     """
-    known = vars(tx.output).get("_dynamo_dist_reads")
-    if known is None:
+    state = _reads_if_any(tx)
+    if state is None:
         return False
     # Dynamo would write the gathered tensors back into ``_parameters`` after the graph.
-    dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
+    dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in state.gathered.values()})
     # A wrapper whose forward the graph ends in: its parameters would be sharded again in the
     # middle.
-    cannot = known.inside if breaks else []
-    whole = wrapper_agreement.run_in_graph(known.outermost, cannot)
-    left = [each for each, is_whole in zip(known.outermost, whole, strict=True) if not is_whole]
+    cannot = state.inside if breaks else []
+    whole = wrapper_agreement.run_in_graph(state.outermost, cannot)
+    left = [each for each, is_whole in zip(state.outermost, whole, strict=True) if not is_whole]
     for each in [*left, *cannot]:
-        _mark_broken(each, id(each) not in known.quiet)
+        _mark_broken(each, id(each) not in state.quiet)
     return bool(left or cannot)
 
 
@@ -259,8 +266,8 @@ def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> object:
     """``register_post_accumulate_grad_hook`` of a parameter that is whole: on the gradient of
     the whole.
     """
-    known = vars(tx.output).get("_dynamo_dist_reads")
-    if known is None or not any(tensor is each for each in known.gathered.values()):
+    state = _reads_if_any(tx)
+    if state is None or not any(tensor is each for each in state.gathered.values()):
         return None
     # In a graph nothing is accumulated before the reduction; the hook sees the gradient that would
     # be.

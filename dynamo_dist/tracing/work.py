@@ -343,7 +343,7 @@ def _refuse(name: str) -> None:
 def traced_start(
     tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
 ) -> VariableTracker:
-    """``lowering.work.start`` while tracing."""
+    """``work.start`` while tracing."""
     finish, started, outputs = args
     started = dynamo_building.build_list(tx, dynamo_building.items_of(tx, started))
     outputs = dynamo_building.build_list(tx, dynamo_building.items_of(tx, outputs))

@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from dynamo_dist import activation, switch
+from dynamo_dist import activation
 from dynamo_dist.cli import doctor
 from dynamo_dist.errors import ActivationError, ConfigError, UnsupportedTorchError
 from dynamo_dist.settings import DistConfig
+from dynamo_dist.torch_compat import patching
 
 
 @pytest.fixture
@@ -87,13 +88,13 @@ class Interrupted:
 def test_ctrl_c_leaves_torch_as_it_was(torch_tables, monkeypatch, at):
     torch_tables.settle()
     before = torch_tables.snapshot()
-    upstream = switch.apply
+    upstream = patching.apply
 
     def apply(patches):
         patches[at] = Interrupted()
         upstream(patches)
 
-    monkeypatch.setattr(switch, "apply", apply)
+    monkeypatch.setattr(patching, "apply", apply)
     with pytest.raises(KeyboardInterrupt):
         dynamo_dist.enable()
     assert not dynamo_dist.is_enabled()

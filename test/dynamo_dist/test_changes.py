@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from dynamo_dist import __main__, patches, switch
+from dynamo_dist import __main__, patches
 from dynamo_dist.settings import DistConfig
+from dynamo_dist.torch_compat import patching
 
 NEWER = not torch.__version__.startswith("2.13.")
 
@@ -18,8 +19,8 @@ def found():
 
 def test_each_change_that_is_applied_is_listed_and_none_other(found, enabled):
     places = [place for each in found for place in each.places]
-    assert len(places) == len(switch._applied)
-    assert not switch._applied[0].__dict__.get("makers")  # noted for the list alone
+    assert len(places) == len(patching._applied)
+    assert not patching._applied[0].__dict__.get("makers")  # noted for the list alone
 
 
 def test_each_says_how_and_by_which_function(found):
@@ -42,10 +43,12 @@ def test_places_can_be_read(found):
 
 
 def test_attributes_named_are_there_while_enabled(found, enabled):
-    attributes = [(patch.owner, patch.name) for patch in switch._applied if hasattr(patch, "owner")]
+    attributes = [
+        (patch.owner, patch.name) for patch in patching._applied if hasattr(patch, "owner")
+    ]
     assert all(name in vars(owner) for owner, name in attributes)
     named = {place for each in found for place in each.places}
-    assert {patches._place(patch) for patch in switch._applied} == named
+    assert {patches._place(patch) for patch in patching._applied} == named
 
 
 def test_versions_are_read_from_the_docstring(found):
@@ -107,7 +110,7 @@ def test_the_command(capsys, monkeypatch):
 
 
 def test_nothing_is_applied_by_listing(found):
-    assert not switch.is_enabled()
+    assert not patching.is_enabled()
     assert (
         torch.ops.aten.squeeze_.default
         not in torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers

@@ -8,12 +8,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import dynamo_dist
 import inductor_passes
-from dynamo_dist import autoload, patches, switch
+from dynamo_dist import autoload, patches
 from dynamo_dist import graph_compile as inductor_backend
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.numerics import comparison
 from dynamo_dist.settings import DistConfig
-from dynamo_dist.torch_compat import dynamo_compiler
+from dynamo_dist.torch_compat import dynamo_compiler, patching
 from inductor_passes.errors import OptionError
 
 
@@ -163,7 +163,7 @@ def test_it_is_listed_with_the_patches():
     assert listed[-1].versions == "2.13 to 2.15"
     assert listed[-1].why.endswith("``enable(inductor=True)``.")
     with dynamo_dist.enabled(inductor=True):
-        assert patches._place(switch._applied[-1]) == ", ".join(listed[-1].places)
+        assert patches._place(patching._applied[-1]) == ", ".join(listed[-1].places)
 
 
 def test_upstream_is_upstream_in_a_comparison(upstream):

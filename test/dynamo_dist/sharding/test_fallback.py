@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import dynamo_dist
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.numerics.differences import same_on_all_ranks
+from dynamo_dist.numerics.differences import joined
 from dynamo_dist.numerics.ranks import all_ranks, split, whole_tensor
 from dynamo_dist.sharding import fallback
 
@@ -83,7 +83,7 @@ def test_a_plain_tensor_made_in_a_backward_is_written_to(ranks):
 
     x = torch.arange(12.0).view(6, 2)
     Doubled.apply(split(x, ranks, [Shard(0)], True)).backward(split(x, ranks, [Shard(0)]))
-    assert torch.equal(same_on_all_ranks(made[0]), x)
+    assert torch.equal(joined(made[0], same_replicas=True), x)
 
 
 def test_a_number_read_from_a_pending_sum(ranks):
@@ -95,10 +95,10 @@ def planted(call):
 
 
 def test_an_error_in_a_strategy_of_ours_is_no_gather(monkeypatch):
-    from dynamo_dist.sharding.rules import registry
+    from dynamo_dist.sharding import rules
 
     dynamo_dist.disable()
-    monkeypatch.setitem(registry.indexing.INDEXING_ROWS, "aten.searchsorted.Tensor", planted)
+    monkeypatch.setitem(rules.indexing.INDEXING_ROWS, "aten.searchsorted.Tensor", planted)
     dynamo_dist.enable()
     with all_ranks(4) as ranks, pytest.raises(StrategyError) as caught:
         torch.searchsorted(split(torch.arange(8), ranks, [Shard(0)]), torch.tensor(3))

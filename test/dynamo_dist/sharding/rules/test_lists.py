@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from dynamo_dist.numerics.differences import same_on_all_ranks
+from dynamo_dist.numerics.differences import joined
 from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.testing import fake_mesh
 from dynamo_dist.torch_compat.dtensor_specs import LocalTensor
@@ -26,7 +26,7 @@ WHOLE = [drawn(8, 4), drawn(4), drawn(5, 4), drawn(3)]  # plain are the second a
 
 
 def everywhere(tensor):
-    return whole_tensor(tensor) if isinstance(tensor, DTensor) else same_on_all_ranks(tensor)
+    return joined(tensor, same_replicas=True)
 
 
 def steps(parameters, gradients, optimizer):

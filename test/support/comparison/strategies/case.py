@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_dist.numerics.differences import difference_from_one_device, tolerance_of
-from dynamo_dist.numerics.operators import Operators
 from dynamo_dist.numerics.ranks import split
+from dynamo_dist.numerics.verification import Operators
 
 # Worst first: the verdict over an operator is the first that any of its cases has.
 OUTCOMES = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dynamo_dist import switch
 from dynamo_dist.errors import ConfigError
-from dynamo_dist.torch_compat import dynamo_building, dynamo_compiler, dynamo_trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_compiler, dynamo_trackers, patching
 from dynamo_dist.torch_compat.patching import Patch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -33,8 +32,8 @@ def trace_instead(function: Callable[..., object]) -> Callable[[_Function], _Fun
                 )
         with dynamo_compiler.compile_lock:
             hooked[id(function)] = (function, replacement)
-            if switch.is_enabled():
-                switch.apply(_change(function, replacement))
+            if patching.is_enabled():
+                patching.apply(_change(function, replacement))
         return replacement
 
     return register

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import dynamo_dist
+from dynamo_dist import trackers
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.testing import count_graph_breaks
-from dynamo_dist.tracing import hooks
 from dynamo_dist.trackers import trace_instead
 
 
@@ -21,7 +21,7 @@ def program(x):
 
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch):
-    monkeypatch.setattr(hooks, "hooked", {})
+    monkeypatch.setattr(trackers, "hooked", {})
     yield
     dynamo_dist.disable()
     torch.compiler.reset()
@@ -57,4 +57,4 @@ def test_a_second_one_takes_the_place_of_the_first():
 def test_what_cannot_be_called_is_refused(function, replacement):
     with pytest.raises(ConfigError, match="which is no function"):
         trace_instead(function)(replacement)
-    assert not hooks.patches()
+    assert not trackers.patches()
