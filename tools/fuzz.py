@@ -1,8 +1,8 @@
 """Random distributed programs: eager mode against compiled, on all ranks, with every pass.
 
-    python tools/fuzz.py --seed 0 --minutes 30 # as many as fit, failures go to fuzz_failures/
-    python tools/fuzz.py --seed 0 --programs 200 --json python tools/fuzz.py --seed 136 --programs 1
-    --kind graph
+    python tools/fuzz.py --seed 0 --minutes 30  # as many as fit, failures go to fuzz_failures/
+    python tools/fuzz.py --seed 0 --programs 200 --json
+    python tools/fuzz.py --seed 136 --programs 1 --kind graph
 
 A program is drawn from its number alone. Programs of functional collectives are traced and run
 before and after sets of passes; programs of c10d calls, DTensors and modules run on ranks that are

@@ -110,7 +110,10 @@ def imported_source(tx: Any, module: str, *path: str) -> object:
 
 def default_group_source(tx: InstructionTranslatorBase) -> object:
     """The source of the default group: where c10d keeps it, not the properties that look there."""
-    return imported_source(tx, _c10d.__name__, "_world", "_default_pg")
+    # Ranks that are threads of one process have a world each, which keeps no group itself.
+    world = vars(_c10d).get("_world")
+    path = ("_world", "_default_pg") if "_default_pg" in vars(world) else ("GroupMember", "WORLD")
+    return imported_source(tx, _c10d.__name__, *path)
 
 
 def build_by_weakref(tx: InstructionTranslatorBase, value: object) -> VariableTracker:
