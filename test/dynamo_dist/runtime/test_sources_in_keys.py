@@ -2,7 +2,10 @@
 
 import pytest
 from torch._dynamo.source import AttrSource, GlobalSource, LocalSource
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
+from torch._functorch._aot_autograd.schemas import AOTConfig
 
+import dynamo_dist
 from dynamo_dist.torch_compat import inductor_code
 
 
@@ -42,3 +45,16 @@ def test_other_objects_make_another_key(changed):
 def test_sources_without_our_globals_stay_torchs():
     assert inductor_code.numbered([LocalSource("x"), GlobalSource("weights_1_c0")]) is None
     assert inductor_code.numbered([]) is None
+
+
+def test_keys_of_an_enabled_process_have_the_numbers():
+    def key(address):
+        sources = [member(f"__dynamo_dist_{address}_c0", "mesh")]
+        config = AOTConfig(
+            None, None, None, {}, 0, 0, False, aot_autograd_arg_pos_to_source=sources
+        )
+        return repr(AOTAutogradCachePickler._reduce_aot_config(None, config)[1])
+
+    assert key(139634606493776) != key(140231575475536)
+    dynamo_dist.enable()
+    assert key(139634606493776) == key(140231575475536)

@@ -3,6 +3,7 @@
 import pytest
 from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512, VecISA
 
+import dynamo_dist
 from dynamo_dist.torch_compat import inductor_cpp
 
 
@@ -14,7 +15,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trials(monkeypatch):
-    """Units and codes that were tried, by a upstream that says what it is asked to."""
+    """Units and codes that were tried, by an upstream that says what it is asked to."""
     made = []
 
     def check_build(self, code):
@@ -22,10 +23,9 @@ def trials(monkeypatch):
         return code != "bad"
 
     monkeypatch.setattr(VecISA, "check_build", check_build)
-    (patch,) = inductor_cpp.probed_once_a_host()
-    patch.apply()
+    dynamo_dist.enable()
     yield made
-    patch.undo()
+    dynamo_dist.disable()  # before the attribute is set back, which is ours until then
 
 
 def test_what_has_succeeded_is_not_tried_again(trials):
