@@ -5,6 +5,7 @@ upstream.
 import pytest
 from torch._inductor import codecache
 
+import dynamo_dist
 from dynamo_dist.torch_compat import inductor_cpp
 
 
@@ -24,12 +25,9 @@ def asked(tmp_path, monkeypatch):
         codecache, "_precompile_header", lambda header: ask.made.append(header) or "path"
     )
     before = codecache.write, codecache._precompile_header
-    patches = inductor_cpp.only_for_builds()
-    for patch in patches:
-        patch.apply()
+    dynamo_dist.enable()
     yield ask
-    for patch in reversed(patches):
-        patch.undo()
+    dynamo_dist.disable()
     assert (codecache.write, codecache._precompile_header) == before
 
 
