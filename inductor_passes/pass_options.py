@@ -35,9 +35,8 @@ class PassOptions:
 
     passes: names of the passes to run; None for all. Passes that change numbers beyond the order of
         sums run only if named here.
-    disable: names of passes to leave out; ``pin_order``; and with ``backend="dynamo_dist"``,
-        ``direct_gradients`` to leave gradients of DTensor parameters to autograd,
-        ``below_autograd`` to call operators with autograd's kernels.
+    disable: names of passes to leave out; ``pin_order``; and what a backend of ours does beside
+        passes (``register_switch``).
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.

@@ -30,7 +30,7 @@ from inductor_passes.torch_compat.c10d import Store
 log = logging.getLogger(__name__)
 
 PREFIX = "inductor_passes/"
-SECONDS = "DYNAMO_DIST_AGREEMENT_SECONDS"
+SECONDS = "INDUCTOR_PASSES_AGREEMENT_SECONDS"
 SAY_S = 10.0  # how often a rank that waits says for whom
 # Seconds between the tries of an operation that the store refuses: what it may have done before it
 # failed does no harm when it is done again.

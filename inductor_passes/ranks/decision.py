@@ -104,7 +104,7 @@ def decide(
             "Ranks match the collectives of a group by their order, so they would hang or mix up "
             "data.",
             "Make the compiled program the same on all ranks. "
-            "DYNAMO_DIST_AGREEMENT_SECONDS=0 turns this check off.",
+            "INDUCTOR_PASSES_AGREEMENT_SECONDS=0 turns this check off.",
         )
     if trace.joint and outcome.why == "traces differ":
         raise CannotFollowError(

@@ -4,8 +4,8 @@
 with the package installed), and the modules' names everywhere: ``+inductor_passes.schedule`` and so
 on.
 
-``DYNAMO_DIST_PASS_FOLDER=folder`` writes the same to files: ``folder/rank0/GRAPH/00_program.txt``,
-and for each pass that changed the graph ``NN_pass.txt``, the graph after it, and ``NN_pass.diff``.
+``INDUCTOR_PASSES_PASS_FOLDER=folder`` writes the same to files:
+``folder/rank0/GRAPH/00_program.txt``, and for each pass that changed the graph ``NN_pass.txt``, the graph after it, and ``NN_pass.diff``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from inductor_passes.torch_compat.dynamo import artifact_logger, trace_artifact
 if TYPE_CHECKING:
     from inductor_passes.extension import Extension
 
-FOLDER = "DYNAMO_DIST_PASS_FOLDER"
+FOLDER = "INDUCTOR_PASSES_PASS_FOLDER"
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ def start(case, folder, rank=0, port=0, new=False, **more):
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folder),
-        "DYNAMO_DIST_AGREEMENT_SECONDS": "20",
+        "INDUCTOR_PASSES_AGREEMENT_SECONDS": "20",
         "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

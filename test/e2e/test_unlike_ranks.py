@@ -36,7 +36,7 @@ def start(cases, folder):
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "DYNAMO_DIST_AGREEMENT_SECONDS": str(DEADLINE_S),
+        "INDUCTOR_PASSES_AGREEMENT_SECONDS": str(DEADLINE_S),
     }
     processes = []
     for rank in range(2):

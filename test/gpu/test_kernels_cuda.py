@@ -196,7 +196,7 @@ def test_two_processes_on_one_device(first):
         "MASTER_PORT": "29731",
         "WORLD_SIZE": "2",
         "GLOO_SOCKET_IFNAME": "lo",
-        "DYNAMO_DIST_KERNEL_WAIT_SECONDS": "10",
+        "INDUCTOR_PASSES_KERNEL_WAIT_SECONDS": "10",
     }
     worker = Path(__file__).parent / "symmetric_worker.py"
     ranks = [

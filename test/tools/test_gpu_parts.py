@@ -85,10 +85,10 @@ def test_a_module_that_is_not_there_is_a_problem():
 
 def test_parts_need_no_installation_and_wait_briefly(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setenv("DYNAMO_DIST_KERNEL_WAIT_SECONDS", "3")
+    monkeypatch.setenv("INDUCTOR_PASSES_KERNEL_WAIT_SECONDS", "3")
     environment = gpu_parts.environment_of_parts()
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
-    assert environment["DYNAMO_DIST_KERNEL_WAIT_SECONDS"] == "3"
+    assert environment["INDUCTOR_PASSES_KERNEL_WAIT_SECONDS"] == "3"
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(gpu_parts.ROOT)
 
 

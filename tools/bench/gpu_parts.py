@@ -42,7 +42,7 @@ def environment_of_parts() -> dict[str, str]:
     soon.
     """
     path = [str(ROOT), str(BENCH), os.environ.get("PYTHONPATH", "")]
-    defaults = {"GLOO_SOCKET_IFNAME": "lo", "DYNAMO_DIST_KERNEL_WAIT_SECONDS": "10"}
+    defaults = {"GLOO_SOCKET_IFNAME": "lo", "INDUCTOR_PASSES_KERNEL_WAIT_SECONDS": "10"}
     return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 

@@ -18,9 +18,9 @@ from inductor_passes.torch_compat import c10d
 from inductor_passes.torch_compat.c10d import group_ranks, world_size
 
 MAX_WORLD = 64
-SECONDS_VARIABLE = "DYNAMO_DIST_KERNEL_WAIT_SECONDS"  # how long a kernel waits for a peer
+SECONDS_VARIABLE = "INDUCTOR_PASSES_KERNEL_WAIT_SECONDS"  # how long a kernel waits for a peer
 LEAST_CAPABILITY = (8, 0)
-NO_TRITON = "triton is not installed (pip install dynamo-dist[triton])"
+NO_TRITON = "triton is not installed (pip install triton)"
 
 
 def why_not(group_name: str, device_type: str) -> str:

@@ -148,7 +148,7 @@ def one_rank_logs_later():
     time-out.
     """
     torch._dynamo.reset()
-    os.environ["DYNAMO_DIST_AGREEMENT_SECONDS"] = "3"
+    os.environ["INDUCTOR_PASSES_AGREEMENT_SECONDS"] = "3"
     model = by_fsdp2(Model())
     compiled = torch.compile(model, backend="dynamo_dist")
     compiled(batch(0)).sum().backward()
@@ -156,4 +156,4 @@ def one_rank_logs_later():
         log(model, True)
         with pytest.raises(CannotFollowError, match="A graph break has come into the forward"):
             compiled(batch(1))
-    del os.environ["DYNAMO_DIST_AGREEMENT_SECONDS"]
+    del os.environ["INDUCTOR_PASSES_AGREEMENT_SECONDS"]

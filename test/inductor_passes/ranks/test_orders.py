@@ -79,7 +79,7 @@ def test_order_without_a_store_is_the_programs_and_warns_once(job, caplog):
 def test_with_no_time_to_settle_neither(job, caplog, monkeypatch):
     monkeypatch.setenv(SECONDS, "0")
     decision = job(dist.HashStore()).decide(stream("f:1"), CachedOffer("[[[1], 0]]"))
-    assert decision.plan == PROGRAM and "DYNAMO_DIST_AGREEMENT_SECONDS is 0" in caplog.text
+    assert decision.plan == PROGRAM and "INDUCTOR_PASSES_AGREEMENT_SECONDS is 0" in caplog.text
 
 
 def test_a_store_that_fails_costs_a_warning(job, caplog):

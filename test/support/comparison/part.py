@@ -50,7 +50,7 @@ def working(part: Part, side: str) -> Run:
     """Called once in each process of ``workers.run``: the plugin on for ours, and never imported
     for upstream.
     """
-    os.environ.setdefault("DYNAMO_DIST_AGREEMENT_SECONDS", "20")
+    os.environ.setdefault("INDUCTOR_PASSES_AGREEMENT_SECONDS", "20")
     if not os.environ.get("PARITY_LOUD"):
         sys.stdout = sys.stderr = open(
             os.devnull, "w"

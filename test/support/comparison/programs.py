@@ -71,7 +71,7 @@ def on_all_ranks(
     from fuzzing.turns import Hang
 
     # Ranks of one process share a compile lock: their check would wait for itself.
-    os.environ["DYNAMO_DIST_AGREEMENT_SECONDS"] = "0"
+    os.environ["INDUCTOR_PASSES_AGREEMENT_SECONDS"] = "0"
     without_timed_guards()
     torch._dynamo.reset()
 

@@ -52,7 +52,7 @@ def _job(part: Part, names: list[str], side: str, seconds: float, ranks: int) ->
         folder = Path(made)
         variables = {
             "OMP_NUM_THREADS": "1",
-            "DYNAMO_DIST_AGREEMENT_SECONDS": "10",
+            "INDUCTOR_PASSES_AGREEMENT_SECONDS": "10",
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
         }
         arguments = [made, part.name, side, str(seconds), *names]

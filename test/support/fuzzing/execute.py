@@ -240,7 +240,7 @@ def _whole(program: Program) -> Seen | None:
 def prepare() -> None:
     """Once in a process that runs programs: the plugin on, one thread for computing."""
     # Ranks of one process share a store and a compile lock: their check would wait for itself.
-    os.environ["DYNAMO_DIST_AGREEMENT_SECONDS"] = "0"
+    os.environ["INDUCTOR_PASSES_AGREEMENT_SECONDS"] = "0"
     torch.set_num_threads(1)
     without_timed_guards()
     dynamo_dist.enable()
