@@ -33,7 +33,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch import fx
 
 from inductor_passes.errors import CannotFollowError, PassesError
-from inductor_passes.graph.trial_copy import TrialCopy
+from inductor_passes.graph.edit import TrialCopy
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
     CollectiveTrace,

@@ -5,7 +5,8 @@ with the package installed), and the modules' names everywhere: ``+inductor_pass
 on.
 
 ``INDUCTOR_PASSES_PASS_FOLDER=folder`` writes the same to files:
-``folder/rank0/GRAPH/00_program.txt``, and for each pass that changed the graph ``NN_pass.txt``, the graph after it, and ``NN_pass.diff``.
+``folder/rank0/GRAPH/00_program.txt``, and for each pass that changed the graph ``NN_pass.txt``, the
+graph after it, and ``NN_pass.diff``.
 """
 
 from __future__ import annotations

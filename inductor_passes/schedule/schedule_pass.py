@@ -15,7 +15,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, is_launch, waits_of
 from inductor_passes.graph.dependencies import barriers, shows_that_ranks_differ, sorted_behind
-from inductor_passes.graph.trial_copy import TrialCopy
+from inductor_passes.graph.edit import TrialCopy
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats, ScheduleOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan, what
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord

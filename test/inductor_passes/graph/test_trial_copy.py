@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from inductor_passes.graph.trial_copy import TrialCopy
+from inductor_passes.graph.edit import TrialCopy
 
 
 def module():
