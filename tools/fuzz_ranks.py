@@ -1,8 +1,8 @@
 """Random programs of ranks that are unlike each other, compiled, beside eager mode, on real gloo
 ranks.
 
-    python tools/fuzz_ranks.py --programs 500 --ranks 2,4,2x2 --seed 0 --json
-    tools/bench/results/fuzz_ranks.json python tools/fuzz_ranks.py --seed 136 --programs 1 --show
+    python tools/fuzz_ranks.py --programs 500 --ranks 2,4,2x2 --seed 0 --json FILE
+    python tools/fuzz_ranks.py --seed 136 --programs 1 --show
     python tools/fuzz_ranks.py --seed 5041 --programs 1 --upstream # does upstream run what failed?
 
 Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print
