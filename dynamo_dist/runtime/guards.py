@@ -60,6 +60,9 @@ class Closures:
         self.checks: dict[object, dynamo_guards.Check] = {}
         self.contents: dict[object, object] = {}
         self.implied: set[int] = set()
+        # Without versions of dictionaries each call would have to compare the hooks one by one.
+        if dynamo_guards.dict_version is None:
+            return
         # What hooks consist of, and what that was when they were traced.
         self._functions: list[FunctionType] = []
         self._codes: list[CodeType] = []

@@ -122,15 +122,14 @@ def on_writes_to_plain_tensors(write: Callable[..., object]) -> list[Patch]:
         kwargs: dict[str, object],
         *rest: object,
     ) -> object:
-        found = upstream(
-            self, op, args, kwargs, *rest
-        )  # refuses plain tensors where they may not stand
+        # It refuses plain tensors where they may not stand.
+        found = upstream(self, op, args, kwargs, *rest)
         plain = args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor)
         if not plain or not op._schema.name.endswith("_") or not isinstance(found, OutputSharding):
             return found
         write(op, args, kwargs)
-        # The dispatcher returns a result that is no decision as it is, which is what an in-
-        # place operator gives.
+        # The dispatcher returns a result that is no decision as it is: what an operator gives that
+        # writes in place.
         return args[0]
 
     name = "_propagate_op_sharding_dispatch_slow_path"

@@ -27,9 +27,6 @@ from torch.distributed.tensor._op_schema import TupleStrategy as TupleStrategy
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
-from torch.distributed.tensor.experimental._context_parallel import (
-    _attention as _context_parallel,
-)
 from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import (
@@ -40,6 +37,14 @@ from torch.utils._python_dispatch import _disable_current_modes, return_and_corr
 
 from dynamo_dist.torch_compat.dtensor_dispatch import Handler, dispatcher
 from dynamo_dist.torch_compat.patching import Patch, SetItem, WrapAttribute, has
+
+# context_parallel is experimental in torch: its module moves from version to version.
+try:
+    from torch.distributed.tensor.experimental._context_parallel import (
+        _attention as _context_parallel,
+    )
+except ImportError:
+    _context_parallel = None  # type: ignore[assignment]
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -316,10 +316,8 @@ def on_failed_propagation(answer: Callable[..., object]) -> list[Patch]:
     ) -> object:
         try:
             if not has_strategy(op):
-                # Operators made of others, which autograd takes apart: here in inference mode
-                # alone.
-                # A CompositeImplicit operator: under autograd its parts are dispatched, each
-                # with a strategy of its own.
+                # A CompositeImplicit operator, here in inference mode alone: autograd takes it
+                # apart before, and its parts are dispatched, each with a strategy of its own.
                 if op._can_decompose():
                     return op.decompose(*args, **kwargs)
                 # As torch refuses it, and answered below like its refusals.

@@ -186,8 +186,9 @@ def owner(guard: Any) -> Any:
     return guard.originating_source.base
 
 
-# A number that a dictionary has until it changes, and that no other ever has.
-dict_version: Any = vars(torch._C._dynamo.guards)["dict_version"]
+# A number that a dictionary has until it changes, and that no other ever has; None where this torch
+# has none.
+dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
 def _chain(source: object) -> Iterator[Any]:

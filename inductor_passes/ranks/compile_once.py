@@ -174,7 +174,7 @@ def claim(job: Coordination, key: str, rank: int, folder: str) -> Claim | Turn:
     CoordinationError.
     """
     mine = Turn(key, 0, rank, folder)
-    held = job.swap(f"compile/{key}", "", mine.text())
+    held = job.propose(f"compile/{key}", mine.text())
     return Claim(job, mine) if held == mine.text() else Turn.of(key, held)
 
 

@@ -223,6 +223,10 @@ class Coordination:
                 steps.close()
                 raise
 
+    def propose(self, key: str, value: str) -> str:
+        """Propose a value for a key; return the one that was proposed first."""
+        return self.swap(key, "", value)
+
     def swap(self, key: str, old: str, new: str) -> str:
         """Write ``new`` if the key holds ``old``; return what it holds then."""
         found: bytes = self._again(lambda: self._store.compare_set(PREFIX + key, old, new))
