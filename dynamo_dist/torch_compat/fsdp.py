@@ -5,9 +5,11 @@ pending.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed.fsdp._fully_shard._fsdp_init as _init
@@ -91,7 +93,7 @@ def decide_root(state: FSDPState) -> None:
 
 def ranks(state: FSDPState) -> tuple[int, ...]:
     """Global ranks over which anything is sharded or copied that runs with a state."""
-    found = [group for each in state._state_ctx.all_states for group in groups(each)]
+    found = [group for each in states_of_model(state) for group in groups(each)]
     meshes = [param._spmd_mesh for group in found for param in group.fsdp_params]
     return tuple(sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
 
@@ -101,6 +103,11 @@ def path_in_model(state: FSDPState) -> str:
     where nothing is sharded by it.
     """
     return next((group._module_fqn or "" for group in groups(state)), "")
+
+
+def states_of_model(state: FSDPState) -> list[FSDPState]:
+    """The states of all modules that share a root with one, after ``decide_root``."""
+    return list(state._state_ctx.all_states)
 
 
 def is_root(state: FSDPState) -> bool:
@@ -192,7 +199,7 @@ def sharding_settings(state: FSDPState) -> tuple[Any, ...]:
         (
             # Without gradients none of these changes the graph, and a guard on them would recompile
             # for nothing.
-            learns and (reductions(group), kept(group), *map(_has_hooks, group.fsdp_params)),
+            learns and (reductions(group), kept(group), *map(_hooks, group.fsdp_params)),
             learns and group.reshard_after_backward,
             group.post_forward_mesh_info is None,
             group.gradient_divide_factor,
@@ -203,6 +210,16 @@ def sharding_settings(state: FSDPState) -> tuple[Any, ...]:
         )
         for group in groups(state)
     )
+
+
+def kept_gathered(state: FSDPState) -> list[tuple[int, int]]:
+    """The paths of the parameters that stay gathered after a state's forward."""
+    return [
+        (g, p)
+        for g, group in enumerate(groups(state))
+        if group.post_forward_mesh_info is None
+        for p in range(len(group.fsdp_params))
+    ]
 
 
 def sharded_parameters(state: FSDPState) -> Iterator[ShardedParameter]:
@@ -305,16 +322,20 @@ def keep_unsharded(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) 
     not reduce.
     """
     param = groups(state)[path[0]].fsdp_params[path[1]]
-    spec = sharded_parameter(state, path).before
-    if spec is not None:
-        mesh, placements, shape, stride = spec
-        grad = DTensor.from_local(
-            grad, mesh, placements, run_check=False, shape=shape, stride=stride
-        )
+    grad = as_before(state, path, grad)
     if param.unsharded_accumulated_grad is None:
         param.unsharded_accumulated_grad = grad
     else:
         param.unsharded_accumulated_grad += grad
+
+
+def as_before(state: FSDPState, path: tuple[int, int], local: torch.Tensor) -> torch.Tensor:
+    """A tensor like the gathered parameter, as the DTensor that this was before FSDP2, if any."""
+    spec = sharded_parameter(state, path).before
+    if spec is None:
+        return local
+    mesh, placements, shape, stride = spec
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def take_unsharded(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
@@ -341,6 +362,8 @@ def leave_unsharded(state: FSDPState, path: tuple[int, int], whole: torch.Tensor
     group = groups(state)[path[0]]
     param = group.fsdp_params[path[1]]
     found = nn.Parameter(whole, requires_grad=param.sharded_param.requires_grad)
+    # FSDP2 registers the same tensor at each gather, so a hook that is put on it stays.
+    found._backward_hooks = _hooks_of_left.setdefault(param, OrderedDict())
     # On every module that shares the parameter, as FSDP2's own unshard does.
     param._setattr_on_modules(found)
     param.sharded_state = group._sharded_state = _ShardedState.UNSHARDED
@@ -396,13 +419,59 @@ def drop_partial(state: FSDPState, path: tuple[int, int]) -> None:
     groups(state)[path[0]]._partial_reduce_output = None
 
 
-def _has_hooks(param: Any) -> bool:
-    return bool(param.sharded_param._backward_hooks)
+def gathered_hooks(state: FSDPState, path: tuple[int, int]) -> list[Callable[..., Any]]:
+    """The hooks that a program has put on a parameter while it was gathered.
+
+    Those on its shard are others, which FSDP2 never calls.
+    """
+    return _gathered_hooks(groups(state)[path[0]].fsdp_params[path[1]])
+
+
+# By FSDP2's parameter: hooks on what graphs have left gathered of it.
+_hooks_of_left: WeakKeyDictionary[Any, OrderedDict[int, Any]] = WeakKeyDictionary()
+
+
+def _gathered_hooks(param: Any) -> list[Callable[..., Any]]:
+    unsharded = vars(param).get("_unsharded_param")
+    own = None if unsharded is None else unsharded._backward_hooks
+    left = _hooks_of_left.get(param)
+    return [*(left or {}).values(), *(() if own is left else (own or {}).values())]
+
+
+def _hooks(param: Any) -> tuple[bool, bool]:
+    """Return whether hooks are on a parameter's shard, and on what is gathered of it."""
+    return bool(param.sharded_param._backward_hooks), bool(_gathered_hooks(param))
+
+
+def call_left_hooks_eagerly(root: FSDPState) -> None:
+    """Put hooks on what graphs have left gathered on FSDP2's own tensors too."""
+    for group in [group for state in states_of_model(root) for group in groups(state)]:
+        for param in group.fsdp_params:
+            hooks = _hooks_of_left.get(param)
+            if not hooks:
+                continue
+            if "_unsharded_param" not in vars(param):
+                # As the first gather makes it.
+                inputs = param.all_gather_inputs
+                mesh = param.mesh_info
+                ranks = mesh.shard_mesh_size if isinstance(mesh, _Sharded) else 1
+                param.init_all_gather_outputs(
+                    [each.numel() for each in inputs],
+                    [each.dtype for each in inputs],
+                    ranks,
+                    inputs[0].device,
+                )
+                param.init_unsharded_param()
+                param.free_unsharded_param()
+            own = param._unsharded_param._backward_hooks
+            if own is not hooks:
+                hooks.update(own or {})
+                param._unsharded_param._backward_hooks = hooks
 
 
 def free_gathered(root: FSDPState) -> None:
     """Free what eager calls have left gathered."""
-    for group in [group for state in root._state_ctx.all_states for group in groups(state)]:
+    for group in [group for state in states_of_model(root) for group in groups(state)]:
         # The gather still writes to its buffer, which must not be freed before it has ended.
         if group._all_gather_result is not None:  # asked for ahead, and never waited for
             group.wait_for_unshard()

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -37,6 +38,7 @@ from dynamo_dist.torch_compat.dynamo_calls import is_asked_for
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import unsharded_parameters, wrapper_agreement
 from dynamo_dist.tracing.fsdp2_gather import (
+    HOOKS,
     KEEPERS,
     PARTIAL,
     WHOLE,
@@ -179,7 +181,7 @@ class _Sharded:
 
     @property
     def unsharded(self) -> list[torch.Tensor]:
-        """What a graph gathered of a root's parameters, in ``left_unsharded``'s order.
+        """What a graph gathered of the parameters, in ``fsdp.kept_gathered``'s order.
 
         It is set after the graph. FSDP2 leaves them unsharded until backward, for uses outside of
         the forward. What those accumulate waits for the reduction of the graph's backward.
@@ -191,26 +193,31 @@ class _Sharded:
         state = self.state()
         # A setter, because Dynamo's side effects can set an attribute after the graph but call
         # nothing.
-        for param, whole in zip(left_unsharded(state), wholes, strict=True):
-            leaf = fsdp.leave_unsharded(state, param.path, whole)
-            self._left[param.path] = ref(leaf)
+        for path, whole in zip(fsdp.kept_gathered(state), wholes, strict=True):
+            leaf = fsdp.leave_unsharded(state, path, whole)
+            self._left[path] = ref(leaf)
             if leaf.requires_grad:
-                keep = functools.partial(_keep, self.key, param.path, fsdp.keep_unsharded)
+                keep = functools.partial(_keep, self.key, path, fsdp.keep_unsharded)
                 leaf.register_post_accumulate_grad_hook(keep)
 
     def reshard_after_backward(self) -> None:
-        """``reshard`` when the backward has run that is under way."""
+        """``reshard`` the whole model when the backward has run that is under way."""
         if self._left:
             # Not at once: uses of the parameter outside of the forward still need it in this
             # backward.
             aot_gradients.call_after_backward(self.reshard)
 
     def reshard(self) -> None:
-        """Free what a graph has left unsharded."""
-        state = self.state()
-        if any(fsdp.is_registered(state, path, leaf()) for path, leaf in self._left.items()):
-            fsdp.reshard(state)
-        self._left.clear()
+        """Free what graphs have left unsharded of the model, as the end of a backward does for
+        FSDP2: of modules too that the backward did not reach.
+        """
+        for state in fsdp.states_of_model(self.state()):
+            owner = _sharded_by_state.get(state)
+            if owner is not None and owner._left:
+                left = owner._left.items()
+                if any(fsdp.is_registered(state, path, leaf()) for path, leaf in left):
+                    fsdp.reshard(state)
+                owner._left.clear()
 
     def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
         """What was kept of a parameter's gradient in former backwards, or by uses outside of the
@@ -223,6 +230,15 @@ class _Sharded:
         # The flat tensor is the whole group's: other parameters have yet to take their parts.
         aot_gradients.call_after_backward(functools.partial(fsdp.drop_partial, state, path))
         return fsdp.partial(state, path)
+
+    def call_hooks(self, path: tuple[int, int], grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of a gathered parameter, as the hooks on it leave it."""
+        state = self.state()
+        grad = fsdp.as_before(state, path, grad)
+        for hook in fsdp.gathered_hooks(state, path):
+            changed = hook(grad)
+            grad = grad if changed is None else changed
+        return grad.to_local() if isinstance(grad, DTensor) else grad
 
 
 def _keep(key: str, path: tuple[int, int], keep: Callable[..., None], leaf: torch.Tensor) -> None:
@@ -330,21 +346,21 @@ def _refuse_unread(tx: InstructionTranslatorBase, state: Any) -> None:
         )
 
 
-def left_unsharded(state: Any) -> list[fsdp.ShardedParameter]:
-    """Return the parameters that FSDP2 leaves unsharded after the root's forward."""
-    if not fsdp.is_root(state):
-        return []
-    return [param for param in fsdp.sharded_parameters(state) if param.kept]
-
-
 def _leave_unsharded(tx: Any, state: Any) -> None:
-    params = left_unsharded(state)
-    trained = [param for param in params if fsdp.sharded(state, param.path).requires_grad]
+    """Leave gathered what FSDP2 does, for uses behind the forward, until a backward frees it.
+
+    Of modules inside the root only where no gradients are asked for: leaving a parameter and
+    adding what a loss read of it takes some 40 us each on the host, in every step.
+    """
+    paths = fsdp.kept_gathered(state)
+    learns = torch.is_grad_enabled()
+    if not paths or is_asked_for() or (learns and not fsdp.is_root(state)):
+        return
     # The backward of one that is trained reshards: what no backward frees stays as it is, a shard.
-    if not params or is_asked_for() or (torch.is_grad_enabled() and not trained):
+    if learns and not any(fsdp.sharded(state, path).requires_grad for path in paths):
         return
     gathered, tracer = unsharded_parameters.reads(tx).gathered, dynamo_calls.current_tracer(tx)
-    wholes = [gathered.get(((id(state), param.path), tracer)) for param in params]
+    wholes = [gathered.get(((id(state), path), tracer)) for path in paths]
     # A tensor of a subgraph cannot leave it, so FSDP2 gathers again for later uses.
     if any(each is None for each in wholes):  # read in a graph inside alone, such as a checkpoint's
         return
@@ -460,6 +476,8 @@ def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
         if WHOLE not in waits and param.kept and fsdp.is_root(state) and not is_asked_for():
             waits.append(WHOLE)  # of uses behind the forward
         takes = " ".join(each for each in waits if _is_behind(keeps, each))
+        if fsdp.gathered_hooks(state, param.path):
+            takes = f"{HOOKS} {takes}".rstrip()
     return Gather(
         rows=param.size[param.dim],
         # FSDP2 launches nothing in a group of one rank.
@@ -506,10 +524,11 @@ def _refuse_method(name: str) -> Callable[..., object]:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _ran_eagerly(state: object) -> None:
+def _ran_eagerly(state: Any) -> None:
     unsharded_parameters.ran_eagerly(state)
     if state in _sharded_by_state:
         _sharded_by_state[state].reshard()
+        fsdp.call_left_hooks_eagerly(state)
 
 
 def fsdp_answers() -> dict[object, Callable[..., object]]:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from dynamo_dist.torch_compat import aot_partition
 
 _ops = torch.ops._c10d_functional
-WHOLE, PARTIAL = "whole", "partial"
+WHOLE, PARTIAL, HOOKS = "whole", "partial", "hooks"
 
 
 class Keeper(Protocol):
@@ -24,6 +24,9 @@ class Keeper(Protocol):
 
     def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
         """Take what was kept of one parameter's gradient, WHOLE or PARTIAL."""
+
+    def call_hooks(self, path: tuple[int, int], grad: torch.Tensor) -> torch.Tensor:
+        """Return the gradient as hooks on the gathered parameter leave it."""
 
 
 # A gather's ``key`` is one of these and, behind slashes, its parameter's path.
@@ -64,7 +67,8 @@ class Gather:
     ``keeps``: the gradient is not reduced further than so, and goes to the leaf that the parameter
         is gathered with: WHOLE before any reduction, PARTIAL after the reduce-scatter. ``takes``
         (both words, or one): what was kept so before is added to it where it was left, as ``key``
-        finds it. ``group`` names those that FSDP2 gathers together.
+        finds it; HOOKS among them: hooks on the gathered parameter see the gradient first.
+    ``group`` names those that FSDP2 gathers together.
     """
 
     rows: int
@@ -154,6 +158,8 @@ class Gather:
         Sums run in ``reduce_dtype``, over the shard group first, because the rest is smaller then.
         Divisions are where FSDP2 has them.
         """
+        if HOOKS in self.takes:
+            grad = _with_kept(grad, self.key, HOOKS)
         if self.reduce_dtype is not None:
             grad = grad.to(self.reduce_dtype)
         # Before any division: FSDP2 divides the sum of micro-batches once, when it reduces.
@@ -324,9 +330,13 @@ _library.impl("gather", _gather, "CompositeImplicitAutograd")
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _add_kept(grad: torch.Tensor, key: str, what: str) -> None:
-    keeper, *path = key.rsplit("/", 2)
+    name, *places = key.rsplit("/", 2)
+    keeper, path = KEEPERS[name], (int(places[0]), int(places[1]))
+    if what == HOOKS:
+        grad.copy_(keeper.call_hooks(path, grad.clone()))  # hooks may keep what they are given
+        return
     # Looked up when the backward runs: whether anything is kept is known only then.
-    kept = KEEPERS[keeper].take((int(path[0]), int(path[1])), what)
+    kept = keeper.take(path, what)
     if kept is not None:
         grad += kept.reshape(grad.shape)
 

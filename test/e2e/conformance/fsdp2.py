@@ -1,7 +1,7 @@
 """Programs of FSDP2."""
 
 import torch
-from harness import WIDTH, Net, Side, program, train
+from harness import WIDTH, Net, Side, local, program, train
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -256,6 +256,51 @@ def parameter_hook_synchronized_last(side: Side):
     accumulate(side, wrap)
 
 
+@program("fsdp2", blocks=False)
+def gathered_parameter_hook(side: Side):
+    """`register_hook` on a parameter that a forward has left gathered, on one rank: it sees this
+    rank's gradient in each backward, until it is taken away.
+    """
+    seen = []
+
+    def watch(grad):
+        seen.append(grad.sum())
+        return grad * 1.5
+
+    model, call, optimizer = side.make(Net, sharded(reshard_after_forward=False))
+    for i in side.steps():
+        optimizer.zero_grad()
+        if i == 1:
+            with torch.no_grad():
+                call(side.batch(i))
+            if side.rank == 0:
+                handles = [
+                    each.weight.register_hook(watch)
+                    for each in (model.head, model.blocks[0].up, model.blocks[1].down)
+                ]
+        if i == 4 and side.rank == 0:
+            handles[0].remove()
+        # Hooks that compiled calls have met are there in eager mode, and the other way round.
+        side.backward((model if i == 3 else call)(side.batch(i)).square().mean())
+        optimizer.step()
+    side.keep(*sorted(seen))
+
+
+@program("fsdp2", blocks=False)
+def gathered_parameter_hook_synchronized_last(side: Side):
+    """`register_hook` on a gathered parameter sees each micro-batch's gradient."""
+    model, call, optimizer = side.make(Net, sharded())
+    with torch.no_grad():
+        call(side.batch(0))
+    model.head.weight.register_hook(lambda grad: grad.clamp(-0.05, 0.05))
+    for i in side.steps():
+        model.set_requires_gradient_sync(i % 2 == 1)
+        side.backward(call(side.batch(i)).square().mean())
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 @program("fsdp2")
 def post_accumulate_hook(side: Side):
     """`register_post_accumulate_grad_hook`: called on the reduced gradient."""
@@ -337,6 +382,39 @@ def weight_inside_and_outside(side: Side):
         optimizer.zero_grad()
         out = call(side.batch(i))
         side.backward(out.square().mean() + model.head.weight.pow(3).mean())
+        optimizer.step()
+
+
+@program("fsdp2", blocks=False, fewer=False)
+def weight_of_block_behind_evaluation(side: Side):
+    """`reshard_after_forward=False`: a loss of its own of a parameter that a forward without
+    gradients left gathered.
+    """
+    model, call, optimizer = side.make(Net, sharded(reshard_after_forward=False))
+    for i in side.steps():
+        optimizer.zero_grad()
+        with torch.no_grad():
+            call(side.batch(i))
+        model.blocks[1].up.weight.pow(3).mean().backward()
+        side.backward(call(side.batch(i)).square().mean())
+        optimizer.step()
+
+
+@program("fsdp2", fewer=False)
+def kept_and_shared_block(side: Side):
+    """`reshard_after_forward=False`: a block that runs twice, and one that no gradient reaches."""
+
+    class Twice(Net):
+        def forward(self, x):
+            with torch.no_grad():
+                y = self.blocks[1](x)
+            return self.head(self.blocks[0](self.blocks[0](x)) + y)
+
+    model, call, optimizer = side.make(Twice, sharded(reshard_after_forward=False))
+    for i in side.steps():
+        optimizer.zero_grad()
+        side.backward(call(side.batch(i)).square().mean())
+        side.keep(torch.tensor([each.numel() for each in map(local, model.parameters())]))
         optimizer.step()
 
 
