@@ -1,19 +1,30 @@
 #!/usr/bin/env bash
-# All checks: fast tests, slow ones without sweeps, ruff, mypy, codespell. Arguments go to pytest; --setup-only makes the environment and ends.
+# Ten minutes of checks: fast tests, main paths on real ranks, ruff, mypy, codespell. Arguments go to pytest.
+#
+#   --all         the other slow tests too
+#   --rest        these alone: what .ci/run adds
+#   --setup-only  make the environment and end
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/env.sh
 ensure_env
-if [[ ${1:-} == --setup-only ]]; then
-    say "ready: . $VENV/bin/activate"
-    exit
-fi
+what=main
+case ${1:-} in
+    --setup-only)
+        say "ready: . $VENV/bin/activate"
+        exit
+        ;;
+    --all | --rest)
+        what=${1#--}
+        shift
+        ;;
+esac
 fresh_run
 # Tests' processes are more than cores: with two threads each, OpenMP's wait for one another most of the time.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # Kernels that several tests build are built once.
 if command -v g++ >/dev/null; then
-    export DYNAMO_DIST_BUILT=$RUN_DIR/built PATH=$PWD/tools/ci:$PATH
+    export DYNAMO_DIST_BUILT=${DYNAMO_DIST_BUILT:-$RUN_DIR/built} PATH=$PWD/tools/ci:$PATH
 fi
 
 SELECTED=$#
@@ -43,12 +54,17 @@ tests() {
 
 # Two processes, a file of tests to one of them: fixtures that start ranks are made once. Each step lists its slowest twenty.
 # Slow files go in the order of test/slow_files.json, the longest first.
-step "fast tests" tests fast "not slow" "$@"
-step "slow tests" tests slow "slow and not sweep" --no-loadscope-reorder "$@"
-step "ruff check" ruff check .
-step "ruff format" ruff format --check .
-step "mypy" mypy
-step "codespell" codespell
+if [[ $what != rest ]]; then
+    step "fast tests" tests fast "not slow" "$@"
+    step "main paths" tests main "slow and main and not sweep" --no-loadscope-reorder "$@"
+    step "ruff check" ruff check .
+    step "ruff format" ruff format --check .
+    step "mypy" mypy
+    step "codespell" codespell
+fi
+if [[ $what != main ]]; then
+    step "other slow tests" tests rest "slow and not main and not sweep" --no-loadscope-reorder "$@"
+fi
 
 printf '\n'
 printf '%s\n' "${summaries[@]}"
