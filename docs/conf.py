@@ -30,11 +30,14 @@ myst_fence_as_directive = ["mermaid"]
 nitpicky = True
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"dynamo-dist {release}"
 html_show_sourcelink = False
 html_copy_source = False
 # A diagram is text in the page; a browser draws it.
 mermaid_output_format = "raw"
+mermaid_height = "auto"
 
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _ENTRY = re.compile(r"^- \[.+?\]\((.+?)\.md\)", re.MULTILINE)

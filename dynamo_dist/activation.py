@@ -27,10 +27,9 @@ def enable(*, inductor: bool | Mapping[str, object] = False) -> None:
     """Change torch's tables so that distributed programs trace; nothing happens if it is on
     already. With ``inductor``, ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does.
 
-    ``inductor``: graphs that ``backend="inductor"``, torch's default, compiles in this process are
-    compiled as by ``backend="dynamo_dist"``, for programs that cannot name a backend; a mapping is
-    our options (``inductor_passes.PassOptions``) for compiles that are given no other. So does
-    ``DYNAMO_DIST_INDUCTOR=1``.
+    ``inductor``: for programs that cannot name a backend, because ``backend="inductor"`` is torch's
+    default. It holds for this process. A mapping is our options (``inductor_passes.PassOptions``)
+    for compiles that name none. ``DYNAMO_DIST_INDUCTOR=1`` does the same.
 
     Once on, one ``disable()`` turns all of it off, however often it was enabled. Raises
     UnsupportedTorchError, ConfigError for a bad environment variable, OptionError for an unknown

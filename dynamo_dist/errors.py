@@ -48,9 +48,7 @@ class PlanError(DistError):
 
 
 class StrategyError(DistError):
-    """An operator on DTensors without a right way to run it so; names it, placements and a way
-    out.
-    """
+    """An operator that cannot run right on DTensors with these placements; names a way out."""
 
 
 class VerifyError(DistError):

@@ -36,8 +36,8 @@ class FrameCompiler:
 
     ``compile``: gets the graph, its inputs, what compiles them otherwise, and the options; it
         returns what that made of the graph, or of another one.
-    ``folder``: where its functions are that stand in for torch's dispatching, and call nothing of
-        the user's. Dynamo leaves their frames alone.
+    ``folder``: where its functions are that stand in for torch's dispatching and call no code of
+        the user. Dynamo leaves their frames alone.
     """
 
     compile: Callable[[fx.GraphModule, Sequence[Any], Compile, PassOptions], Code]

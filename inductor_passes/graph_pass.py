@@ -41,8 +41,8 @@ class PassStats:
     """Result of one run of a pass. ``counters`` are non-negative integers, named in the pass's
     docstring.
 
-    ``schedule``: the decision of a pass that settles the order of the whole graph. ``split``: that
-        of the pass that cuts graphs into parts.
+    ``schedule``: the decision of a pass that orders the whole graph. ``split``: that of the pass
+        that cuts graphs into chunks.
     ``notes``: decisions worth a line each.
     """
 
@@ -57,10 +57,11 @@ class PassStats:
 class ScheduleOptions:
     """Options of the scheduler: what a schedule may cost.
 
-    extra_memory_ratio, extra_memory_bytes: peak memory may exceed that of the program's own order
-        by the larger of this share of it and this many bytes. None: by what FSDP2's own runtime
-        would exceed it where the graph gathers for its modules, else 1 GiB.
-    bucket: whether launches may be merged.
+    extra_memory_ratio: how far peak memory may exceed that of the program's own order, as a share
+        of it. The larger of this and ``extra_memory_bytes`` counts.
+    extra_memory_bytes: the same in bytes. None: what FSDP2's own runtime would add, in graphs that
+        gather for its modules; else 1 GiB.
+    bucket: whether collectives may be merged.
     """
 
     extra_memory_ratio: float = 0.05

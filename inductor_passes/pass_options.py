@@ -35,14 +35,13 @@ class PassOptions:
 
     passes: names of the passes to run; None for all. Passes that change numbers beyond the order of
         sums run only if named here.
-    disable: names of passes to leave out; ``pin_order``; and what a backend of ours does beside
-        passes (``register_switch``).
+    disable: names of passes to leave out. ``pin_order`` and the switches of a backend have names
+        too.
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.
-    compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same
-        one compiles, and the others load what it made, from their common cache folder or through
-        the job's store.
+    compile: ``each`` rank compiles for itself; or ``shared``: one of the ranks with the same graph
+        compiles, and the others load the result from a common cache folder or the job's store.
     exact: only passes that keep every bit.
 
     ``extra``: options of extensions, by name, where they are not their default. Users give them

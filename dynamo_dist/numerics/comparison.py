@@ -109,7 +109,10 @@ _ROWS: Mapping[str, Callable[[VariantResult], str]] = {
     "step, ms, median": lambda r: f"{statistics.median(r.step_ms):.2f}",
     "  shortest to longest": lambda r: f"{min(r.step_ms):.2f} to {max(r.step_ms):.2f}",
     "first step, s (compiles)": lambda r: f"{r.first_s:.1f}",
-    "exposed, us (simulated)": lambda r: "{:.0f} -> {:.0f}".format(*r.exposed_us),
+    # Only graphs that the plugin compiles are simulated: for the others a zero would mislead.
+    "exposed, us (simulated)": lambda r: (
+        "{:.0f} -> {:.0f}".format(*r.exposed_us) if any(r.exposed_us) else "-"
+    ),
 }
 
 

@@ -161,11 +161,12 @@ def verify(
     """Run one step of ``model(*inputs)``, forward and backward, and compare it with one device.
 
     ``model`` has DTensor parameters, or takes DTensors. Every rank of its mesh calls ``verify``; or
-    one process does, inside ``numerics.ranks.all_ranks()``, for all of them. Every operator is
-    compared with the same operator on whole tensors, once for each layout; outputs and gradients
-    are compared with those of ``reference`` on whole inputs, by default a copy of the model with
-    whole parameters, without the hooks of a tensor-parallel plan. Parameters and gradients of
-    ``model`` stay as they are.
+    one process does, inside ``numerics.ranks.all_ranks()``, for all of them.
+
+    Every operator is compared with the same operator on whole tensors, once for each layout.
+    Outputs and gradients are compared with those of ``reference`` on whole inputs. By default that
+    is a copy of the model with whole parameters, without the hooks of a tensor-parallel plan.
+    Parameters and gradients of ``model`` stay as they are.
 
     Whole tensors are gathered for this: it is for a small configuration of the model. Raises
     VerifyError if nothing is distributed, and for a model without a copy on one device.

@@ -58,10 +58,9 @@ def stays_compiled(frame_id: int | None, limit: str) -> bool:
     if frame_id not in _warned:
         _warned.add(frame_id)
         log.warning(
-            "A function is compiled again although torch._dynamo.config.%s is reached: it launches "
-            "in an order that all "
-            "ranks have settled, or gathers parameters again, as Python would not. Each further "
-            "length costs a compile; "
+            "A function is compiled again although torch._dynamo.config.%s is reached: all ranks "
+            "agreed on collectives that differ from eager mode's, so it cannot run in eager mode. "
+            "Each further length costs a compile; "
             "let sizes be dynamic (dynamic=None or True, or torch._dynamo.mark_dynamic).",
             limit,
         )

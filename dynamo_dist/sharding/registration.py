@@ -217,9 +217,9 @@ def register_strategy(
     ``RuntimeSchemaInfo``; by default every argument that is no tensor is part of the key of eager's
     cache.
 
-    It takes the place of torch's strategy, of ours, and of an earlier one for ``op``; cached
-    decisions are dropped, and the sources of the function and of the package that it is in are part
-    of the keys of the compile caches. Raises StrategyError if ``op`` is no overload, or if eager
+    It replaces torch's strategy, the plugin's, and an earlier one for ``op``, and drops cached
+    decisions. The sources of the function and of its package are part of the keys of the compile
+    caches. Raises StrategyError if ``op`` is no overload, or if eager
     would ask another strategy nevertheless.
     """
     if not isinstance(op, dtensor_specs.OpOverload):

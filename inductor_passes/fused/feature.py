@@ -168,7 +168,7 @@ def _render(obstacle: str) -> None:
                     f"in place of {kernel.replaces}",
                     f"fused by {kernel.fused_by}",
                     f"needs {'; '.join(kernel.needs)}",
-                    f"runs here: {obstacle or 'yes'}",
+                    f"runs here: {f'no, {obstacle}' if obstacle else 'yes'}",
                 ),
             )
             for kernel in KERNELS

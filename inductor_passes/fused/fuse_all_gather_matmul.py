@@ -108,7 +108,7 @@ PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 
 class FuseAllGatherMatmul(Fusion):
-    """Gather of rows and products of the gathered rows: up to three weights in one kernel.
+    """Fuse a gather of rows and up to three matrix products of these rows into one kernel.
 
     Looks through views that keep rows in order, and through one cast of all of them. Other readers
     of the gathered rows get them from the kernel.

@@ -156,7 +156,7 @@ def _over_last(reduction: fx.Node, x: fx.Node) -> bool:
 
 
 class FuseAllReduceNorm(Fusion):
-    """A sum over ranks, a bias and a residual added to it, and the norm of the total.
+    """Fuse a sum over ranks, the bias and residual added to it, and the norm into one kernel.
 
     The kernel rounds the total and the norm to their types, and nothing between.
     """

@@ -26,8 +26,9 @@ REDUCE_OPS = ("sum", "avg")
 
 
 class FuseMatmulReduceScatter(Fusion):
-    """A product whose rows are summed over ranks, each rank's to it; looks through views that
-    keep rows in order.
+    """Fuse a matrix product and the reduce_scatter of its rows into one kernel.
+
+    Looks through views that keep rows in order.
     """
 
     name = "fuse_matmul_reduce_scatter"

@@ -330,7 +330,7 @@ class Attachment:
         parts |= {f"option {name}": value for name, value in self.options.parts().items()}
         if (job := orders.current()) is not None:
             salt = "" if self.session is None else self.session.cache_salt
-            parts["what ranks have settled"] = f"{job.digest()} {salt}"
+            parts["orders that ranks agreed on"] = f"{job.digest()} {salt}"
         topologies = (
             (default_topology("cpu"), default_topology("cuda"))
             if self.options.topology is None

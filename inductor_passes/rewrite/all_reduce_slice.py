@@ -123,7 +123,7 @@ c10d = torch.ops._c10d_functional
 
 
 class AllReduceSlice(Rewrite):
-    """all_reduce, then this rank's own chunk -> reduce_scatter: half the bytes on the link.
+    """Turn an all_reduce, then this rank's chunk, into a reduce_scatter: half the bytes to send.
 
     Partial to Replicate to Shard, as two redistributes. ``own_chunks`` says
     what counts as own.

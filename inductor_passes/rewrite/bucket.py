@@ -19,8 +19,7 @@ _FROM_INPUT = PLACING | {CAST, aten.constant_pad_nd.default}
 
 
 class BucketGathers(Merging):
-    """All-gathers of inputs that are marked for one module are one, up to ``held_bytes`` of what
-    they gather.
+    """Merge all-gathers of the parameters of one module, up to 4 MiB (``held_bytes``) each.
 
     A start takes time of the processor that no topology knows, and FSDP2 itself has one for a
     module. What is gathered stays in memory until the last of the bucket has been read, as with
@@ -78,12 +77,11 @@ _PLACING = PLACING | {operator.getitem, aten.slice.Tensor, aten.copy_.default}
 
 
 class BucketAverages(Merging):
-    """All-reduces, and reduce-scatters marked for one module, whose results are only returned are
-    one for each 25 MiB.
+    """Merge all-reduces of gradients, and their reduce-scatters by module, up to 25 MiB each.
 
-    So are gradients; elementwise operators on the way do not matter. Buckets are
-    DistributedDataParallel's: filled in the order in which the program launches, the first of 1
-    MiB, so that it leaves early. FSDP2 has one launch for a module. A topology by which a start
+    Gradients are what a graph only returns; elementwise operators on the way do not matter. Buckets
+    are DistributedDataParallel's: filled in the order in which the program launches, the first of
+    1 MiB, so that it leaves early. FSDP2 has one launch for a module. A topology by which a start
     costs little changes nothing: a start takes time of the processor that no topology knows, and
     nobody waits for a gradient before the others. The scheduler may merge buckets further.
 

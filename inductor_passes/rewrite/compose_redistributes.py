@@ -27,7 +27,7 @@ c10d = torch.ops._c10d_functional
 
 
 class ComposeRedistributes(Rewrite):
-    """A gather of which only this rank's own chunk is used: nothing, or an all_to_all.
+    """Replace a gather whose reader takes only this rank's chunk: by nothing, or an all_to_all.
 
     Cut along the gathered dimension, the chunk is what this rank sent; cut along another one, an
     all_to_all brings it with 1 / ranks of the bytes. An all_to_all of dimensions followed by

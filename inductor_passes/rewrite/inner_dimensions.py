@@ -137,7 +137,7 @@ _ANY_STRIDE = frozenset(
 
 
 class GatherWithoutCopy(Rewrite):
-    """The pieces of a gather along an inner dimension are put together by index, not by a ``cat``.
+    """Join the chunks of a gather along an inner dimension by index, not by a ``cat``.
 
     Where the shard is a transposed tensor whose first dimension is the gathered one (a weight held
     as its transpose), the tensor itself is gathered and transposed after: neither side copies.
@@ -210,7 +210,7 @@ def _turned(shard: object, dim: int) -> tuple[fx.Node, list[int]] | None:
 
 
 class ScatterByExchange(Rewrite):
-    """reduce_scatter -> all_to_all, then the sum of what came: half the bytes on gloo's links.
+    """Turn a reduce_scatter into an all_to_all and a local sum: half the bytes with gloo.
 
     Gloo implements a reduce_scatter as an all_reduce, and each rank keeps its chunk. Here each rank
     instead sends every other rank its chunk. Each rank adds what it receives in the order of ranks,

@@ -56,11 +56,11 @@ class Merging(Rewrite):
 
 
 class MergeTiny(Merging):
-    """Launches of at most ``tiny_bytes``, and four times as many gathered, on one group, none of
-    which needs another, are one launch.
+    """Merge collectives of at most 16 KiB on one group that do not need each other.
 
-    Their payloads are flattened and put side by side: a dozen norms and losses cost one start
-    instead of twelve. A merged launch stands where the last of its parts stood.
+    ``tiny_bytes`` is that limit. What a launch gathers may be four times as much. Payloads are
+    flattened and put side by side: a dozen norms and losses cost one start instead of twelve. A
+    merged launch stands where the last of its parts stood.
 
     Requires: a functional graph; static shapes.
     Ensures:  the same values; a sum may be added in another order, because a ring cuts the payload

@@ -28,8 +28,7 @@ MOVING_KINDS = ("all_gather", "all_to_all", "broadcast")
 
 
 class GatherBeforeUpcast(Rewrite):
-    """Gather the value before its upcast and cast the gathered one: bfloat16 to float32 halves the
-    bytes.
+    """Gather before an upcast, and cast what was gathered: half the bytes for bfloat16.
 
     The pass looks through views, copies and zero padding between cast and launch. With uneven
     shards some ranks pad and others do not, and all ranks must make the same decision.
@@ -126,7 +125,7 @@ _UNPACKING = PLACING | {
 
 
 class DowncastBeforeGather(Rewrite):
-    """Cast before the gather what all readers cast to one narrower type after it.
+    """Cast before a gather, where all readers cast to one narrower type after it.
 
     Parameters kept in float32 and used in bfloat16 travel in half the bytes.
 

@@ -27,7 +27,7 @@ SHARED_KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 
 
 class ShareLaunches(Rewrite):
-    """One launch for several that do the same with the same source.
+    """Start one collective in place of several that do the same with the same source.
 
     A result above ``budget_bytes`` is not kept for a later reader: it may have been given up on
     purpose, as when parameters are resharded between uses.

@@ -172,7 +172,7 @@ class _ExtraMemory:
 
 
 class ScheduleGraph(GraphPass):
-    """Choose the order of compute, launches and waits, and which launches to merge, all at once.
+    """Choose the order of compute, collectives and waits, and which collectives to merge.
 
     The graph becomes a schedule problem. The pass applies the solution if the predicted step gets
     shorter by at least 1 %, and otherwise leaves the graph as it is. A node that has effects or

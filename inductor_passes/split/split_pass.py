@@ -166,8 +166,7 @@ OPTION, WHOLE = "split", "off"  # the option's name, and its value that leaves g
 
 
 class SplitRegions(Cutting):
-    """Cut regions into parts that run one after another: one computes while another's collective is
-    on its way.
+    """Cut regions into chunks: one computes while the collective of another is on the link.
 
     Nodes downstream of a graph input are computed in chunks as far as rules carry (``rules``),
     together with the collectives among them. Where the rules end, chunks are joined. Another region

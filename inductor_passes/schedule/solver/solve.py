@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 
 from inductor_passes.garbage_collector import without_cycle_collection
 from inductor_passes.schedule.solver.evaluate import Evaluation, evaluate, explain_exposed
-from inductor_passes.schedule.solver.list_scheduler import expand
+from inductor_passes.schedule.solver.list_scheduler import ANY, expand
 from inductor_passes.schedule.solver.lower_bound import lower_bound, own_bound
 from inductor_passes.schedule.solver.problem import Node, Problem, Schedule, Solution, program_order
 from inductor_passes.schedule.solver.repeated_layers import folded
@@ -117,7 +117,8 @@ def _candidates(problem: Problem, search: Search) -> Iterator[tuple[str, Schedul
         ):
             break
         found_us = found.candidate.makespan_us
-        name = f"{found.rules.priority} window={found.rules.window} round={len(found.how)}"
+        window = "any" if found.rules.window == ANY else found.rules.window
+        name = f"{found.rules.priority} window={window} round={len(found.how)}"
         yield name, expand(search.tasks, found.candidate.steps)
 
 
