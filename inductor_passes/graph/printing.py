@@ -79,8 +79,20 @@ def add_library(file: str) -> None:
 
 
 def user_line(node: fx.Node) -> str:
-    """``file:line: code`` of the innermost user's frame that made the node, or ""."""
-    return innermost_user_frame(node.stack_trace or "")
+    """``file:line: code`` of the innermost user's frame that made the node; without one the module
+    whose forward did, as ``module layers.0.up (Linear)``, or "".
+    """
+    return innermost_user_frame(node.stack_trace or "") or _module(node)
+
+
+def _module(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path, kind = list(stack.values())[-1]
+    # The path begins with how the program reaches the compiled module: ``L['self'].layers.0.up``.
+    name = path.partition("].")[2] if path.startswith("L[") else path
+    return f"module {name or path} ({getattr(kind, '__name__', kind)})"
 
 
 def frames_of(node: fx.Node) -> list[re.Match[str]]:
@@ -98,12 +110,14 @@ def cause(node: fx.Node) -> str:
 
 
 def innermost_user_frame(stack_trace: str) -> str:
-    """The same for a formatted stack; without a user's frame, torch's innermost one."""
-    frames = list(_FRAME.finditer(stack_trace))
-    if not frames:
-        return ""
+    """The same of a formatted stack; without a user's frame torch's innermost one, or "" if all
+    frames are of libraries.
+    """
+    frames = _FRAME.finditer(stack_trace)
     known = [frame for frame in frames if not frame["file"].startswith(tuple(_libraries))]
     own = [frame for frame in known if not frame["file"].startswith(_TORCH)]
-    frame = (own or known or frames)[-1]
+    if not known:
+        return ""
+    frame = (own or known)[-1]
     code = (frame["code"] or "").strip()
     return f"{frame['file']}:{frame['line']}{code and f': {code}'}"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import fx
 
 from inductor_passes.graph import printing
 
@@ -28,5 +29,17 @@ def test_another_package_is_the_users():
 def test_without_a_user_it_is_torchs():
     printing.add_library("/opt/plugin/__init__.py")
     assert printing.innermost_user_frame(TORCH + LIBRARY).endswith("F.linear(x)")
-    assert printing.innermost_user_frame(LIBRARY).endswith("gathered = gather(shard)")
     assert printing.innermost_user_frame("") == ""
+
+
+@pytest.mark.parametrize("key", ["nn_module_stack", "fwd_nn_module_stack"])
+def test_behind_a_library_alone_it_is_the_module(key):
+    printing.add_library("/opt/plugin/__init__.py")
+    node = fx.Graph().placeholder("x")
+    node.meta["stack_trace"] = LIBRARY
+    assert printing.user_line(node) == ""
+    node.meta[key] = {
+        "1": ("L['self'].layers.0", torch.nn.Sequential),
+        "2": ("L['self'].layers.0.up", torch.nn.Linear),
+    }
+    assert printing.user_line(node) == "module layers.0.up (Linear)"
