@@ -93,9 +93,12 @@ def enabled(*, inductor: bool | Mapping[str, object] = False) -> Iterator[None]:
 def restored() -> Iterator[None]:
     """Restore the state from before the block, on or off, when the block ends."""
     settings.check()
-    # After the check: on a torch that is not supported, this import may fail.
+    # After the check: on a torch that is not supported, these imports may fail.
     from dynamo_dist import graph_compile
+    from dynamo_dist.torch_compat import dynamo_compiler
 
+    # ``DYNAMO_DIST_INDUCTOR`` enables at the first compile, which may be one in the block.
+    dynamo_compiler.begin_to_compile()
     was_on, options = is_enabled(), graph_compile.taken()
     try:
         yield

@@ -33,32 +33,54 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
     What ``prepare`` raises is raised there, and it is called at the next one again. Seen in 2.13 to
     2.15.
     """
-    places: list[tuple[object, str]] = [(torch, "compile"), (torch.nn.Module, "compile")]
+    places: list[tuple[Any, str]] = [(torch, "compile"), (torch.nn.Module, "compile")]
     upstream = [getattr(owner, name) for owner, name in places]
     lock = threading.RLock()
 
-    def waiting(owner: object, name: str) -> object:
-        @functools.wraps(getattr(owner, name))
+    def waiting(owner: object, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
         def compile(*args: object, **kwargs: object) -> Any:
             with lock:
-                if getattr(owner, name) is compile:
-                    put(upstream)
-                    try:
-                        prepare()
-                    except BaseException:
-                        put(ours)
-                        raise
-            # What is there now, which ``prepare`` may have changed.
-            return getattr(owner, name)(*args, **kwargs)
+                is_in_place = getattr(owner, name) is compile
+                if run in _awaited:
+                    run()
+            # What ``prepare`` may have put there; not what somebody has put around this function.
+            return (getattr(owner, name) if is_in_place else function)(*args, **kwargs)
 
         return compile
 
-    def put(functions: list[object]) -> None:
-        for (owner, name), function in zip(places, functions, strict=True):
-            setattr(owner, name, function)
+    ours = [
+        waiting(owner, name, function)
+        for (owner, name), function in zip(places, upstream, strict=True)
+    ]
 
-    ours = [waiting(owner, name) for owner, name in places]
-    put(ours)
+    def put(new: list[Any], old: list[Any]) -> None:
+        for (owner, name), function, before in zip(places, new, old, strict=True):
+            if getattr(owner, name) is before:
+                setattr(owner, name, function)
+
+    def run() -> None:
+        _awaited.remove(run)
+        put(upstream, ours)
+        try:
+            prepare()
+        except BaseException:
+            put(ours, upstream)
+            _awaited.append(run)
+            raise
+
+    put(ours, upstream)
+    _awaited.append(run)
+
+
+# What waits for the first compile; the last one asked for stands before the others.
+_awaited: list[Callable[[], None]] = []
+
+
+def begin_to_compile() -> None:
+    """Do now what waits for the first ``torch.compile``."""
+    while _awaited:
+        _awaited[-1]()
 
 
 def compile_by_default_with(backend: str) -> None:

@@ -155,6 +155,36 @@ def test_what_cannot_be_enabled_says_so_at_each_compile():
                 compile()
     finally:
         torch.compile, torch.nn.Module.compile = upstream, in_place
+        dynamo_compiler._awaited.clear()
+
+
+def test_another_wrapper_of_compile_stays():
+    asked, calls, upstream, in_place = [], [], torch.compile, torch.nn.Module.compile
+    dynamo_compiler.before_first_compile(lambda: asked.append(1))
+    waiting = torch.compile
+
+    def theirs(*args):
+        calls.append(args)
+        return waiting(*args)
+
+    torch.compile = theirs
+    try:
+        for _ in range(2):
+            assert callable(torch.compile(torch.relu))
+        assert asked == [1] and len(calls) == 2 and torch.compile is theirs
+        assert torch.nn.Module.compile is in_place
+    finally:
+        torch.compile = upstream
+
+
+def test_a_comparison_does_not_enable_in_the_midst_of_it(upstream, monkeypatch):
+    monkeypatch.setenv("DYNAMO_DIST_INDUCTOR", "1")
+    dynamo_compiler.before_first_compile(dynamo_dist.enable)
+    with comparison.plugin_for("upstream"):
+        torch.compile(torch.relu)
+        assert not dynamo_dist.is_enabled() and upstream()
+    assert inductor_backend.taken() == {}  # as the first compile would have left it
+    dynamo_dist.disable()
 
 
 def test_it_is_listed_with_the_patches():
