@@ -33,7 +33,7 @@ from dynamo_dist.torch_compat import (
     dynamo_modules,
     fsdp,
 )
-from dynamo_dist.torch_compat.dynamo_calls import is_asked_for
+from dynamo_dist.torch_compat.dynamo_calls import computes_gradients
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import unsharded_parameters, wrapper_agreement
 from dynamo_dist.tracing.fsdp2_gather import (
@@ -316,7 +316,7 @@ def _refuse_unread(tx: InstructionTranslatorBase, state: Any) -> None:
     for param in fsdp.sharded_parameters(state):
         if (id(state), param.path) in read:
             continue
-        if any(fsdp.kept(fsdp.groups(state)[param.path[0]])) and _gather(param, state).takes:
+        if any(fsdp.kept(fsdp.groups(state)[param.path[0]])) and _gather(tx, param, state).takes:
             why = "waits for the reduction of its gradient"
         elif param.kept and fsdp.is_root(state):
             why = "stays gathered behind the forward, for uses outside of it"
@@ -341,7 +341,7 @@ def _leave_unsharded(tx: Any, state: Any) -> None:
     params = left_unsharded(state)
     trained = [param for param in params if fsdp.sharded(state, param.path).requires_grad]
     # The backward of one that is trained reshards: what no backward frees stays as it is, a shard.
-    if not params or is_asked_for() or (torch.is_grad_enabled() and not trained):
+    if not params or computes_gradients(tx) or (torch.is_grad_enabled() and not trained):
         return
     gathered, tracer = unsharded_parameters.reads(tx).gathered, dynamo_calls.current_tracer(tx)
     wholes = [gathered.get(((id(state), param.path), tracer)) for param in params]
@@ -401,7 +401,7 @@ def _table(tx: InstructionTranslatorBase, state: Any) -> Iterator[tuple[Place, R
     sharded = _sharded(state)
     for param in fsdp.sharded_parameters(state):
         key = id(state), param.path
-        gather = _gather(param, state)
+        gather = _gather(tx, param, state)
         registered = _registered(state, source, param.path)
         if fsdp.sharded(state, param.path)._backward_hooks:
             registered = _leaf(sharded, "unhooked", sharded.place_of_unhooked(param.path))
@@ -446,7 +446,7 @@ def _registered(state: Any, source: object, path: tuple[int, int]) -> Callable[[
     return lambda tx: dynamo_building.build(tx, fsdp.sharded(state, path), steps)
 
 
-def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
+def _gather(tx: Any, param: fsdp.ShardedParameter, state: Any) -> Gather:
     keeps, takes = "", ""
     group = fsdp.groups(state)[param.path[0]]
     if torch.is_grad_enabled() and fsdp.sharded(state, param.path).requires_grad:
@@ -457,7 +457,7 @@ def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
         words = zip((WHOLE, PARTIAL), fsdp.kept(group), strict=True)
         # What is left as it is adds up where it is kept; only what goes further is taken.
         waits = [each for each, is_kept in words if is_kept]
-        if WHOLE not in waits and param.kept and fsdp.is_root(state) and not is_asked_for():
+        if WHOLE not in waits and param.kept and fsdp.is_root(state) and not computes_gradients(tx):
             waits.append(WHOLE)  # of uses behind the forward
         takes = " ".join(each for each in waits if _is_behind(keeps, each))
     return Gather(
