@@ -246,6 +246,16 @@ def _tied(after: Sequence[object], graph: TorchFunction, *args: object, **kwargs
     return graph(*args, **kwargs)
 
 
+def _with_results(operator: TorchFunction) -> TorchFunction:
+    """An in-place ``_foreach`` operator that returns what it wrote, as its lowering does."""
+
+    def call(tensors: Sequence[object], *args: object, **kwargs: object) -> object:
+        operator(tensors, *args, **kwargs)
+        return tensors
+
+    return call
+
+
 def run_post_grad(gm: fx.GraphModule, inputs: Sequence[object], is_inference: bool) -> None:
     """Run upstream's post-grad passes on a graph, in the fake mode of its inputs.
 
@@ -270,6 +280,13 @@ def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     for node in gm.graph.nodes:
         if getattr(node.target, "__name__", "") == "control_deps":
             node.target = _tied
+        # Eager's returns nothing.
+        elif (
+            str(node.target).startswith("aten._foreach")
+            and node.users
+            and node.target._schema.is_mutable
+        ):
+            node.target = _with_results(node.target)
     gm.recompile()
 
     def boxed(given: list[object]) -> object:
