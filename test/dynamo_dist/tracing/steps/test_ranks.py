@@ -1,0 +1,11 @@
+"""Whole steps of tensor parallel, FSDP2 and DDP modules on two ranks, beside eager."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["tp", "fsdp2", "ddp"])
+def test_step_is_one_graph_with_eagers_numbers_and_launches(on_ranks, wrapper):
+    on_ranks(Path(__file__).with_name("ranks_worker.py"), 2, wrapper)
