@@ -227,14 +227,14 @@ def graph_as_argument(tx: Any, graph: Any) -> Any:
 
 def on_backward(
     before: Callable[[Any, Any], None],
-    after: Callable[[Any, list[Any]], None],
+    after: Callable[[Any, list[tuple[Any, Any]]], None],
     broken: Callable[[Any], None],
 ) -> list[Patch]:
     """Trace ``Tensor.backward`` as gradients that the graph computes and accumulates, unless the
     user set torch to trace it.
 
-    ``before(tx, tensor)`` and ``after(tx, stand-ins of the gradients)`` may break the graph. After
-    a break, theirs or upstream's, ``broken(tx)`` is called.
+    ``before(tx, tensor)`` and ``after(tx, leaves with stand-ins of their gradients)`` may break the
+    graph. After a break, theirs or upstream's, ``broken(tx)`` is called.
     """
 
     def call_method(
@@ -268,10 +268,16 @@ def _add_attributes_to_leaves(tx: Any) -> None:
     ]
 
 
-def _latest_gradients(tx: Any) -> list[Any]:
+def _latest_gradients(tx: Any) -> list[tuple[Any, Any]]:
     for node in reversed(tx.output.current_tracer.graph.nodes):
         if node.target is torch.autograd.grad:
-            return [each for each in node.meta["example_value"] if each is not None]
+            leaves, gradients = node.args[1], node.meta["example_value"]
+            trackers = {each.as_proxy().node: each for each in tensor_inputs(tx)}
+            return [
+                (trackers.get(leaf), gradient)
+                for leaf, gradient in zip(leaves, gradients, strict=True)
+                if gradient is not None
+            ]
     return []  # no leaf takes a gradient
 
 

@@ -2,8 +2,10 @@
 
 A setting has torch trace ``backward()``, as gradients that the graph computes and accumulates. In
 what names our backend it is traced so, and a training step is one graph. That omits what else
-eager's engine does: such a graph is guarded to have no hooks on its inputs. DDP and FSDP2, which
-reduce through hooks, are traced with reductions of their own.
+eager's engine does: such a graph is guarded to have no gradient hooks on its inputs. Hooks behind
+the accumulation, such as optimizers in backward, are traced behind the backward: eager mode calls
+each as soon as its gradient is there. DDP and FSDP2, which reduce through hooks, are traced with
+reductions of their own.
 
 Upstream traces backward hooks under compiled autograd only. Here each hook is traced as a function
 of gradients, and the graph registers what was traced where eager registers the hook; AOTAutograd
@@ -33,7 +35,7 @@ from dynamo_dist.torch_compat import (
     dynamo_trackers,
 )
 from dynamo_dist.torch_compat.patching import Patch
-from dynamo_dist.tracing import attributes, ddp, unsharded_parameters
+from dynamo_dist.tracing import attributes, ddp, fsdp2, unsharded_parameters
 
 
 def _before_backward(tx: Any, tensor: Any) -> None:
@@ -56,10 +58,17 @@ def _before_backward(tx: Any, tensor: Any) -> None:
             _refuse_backward("A parameter of DDP is used beside its forward.")
 
 
-def _after_backward(tx: Any, gradients: list[torch.Tensor]) -> None:
-    if any(gradient.is_sparse for gradient in gradients):
+def _after_backward(tx: Any, leaves: list[tuple[Any, torch.Tensor]]) -> None:
+    if any(gradient.is_sparse for _, gradient in leaves):
         _refuse_backward("A parameter gets a sparse gradient, which no graph can hold.")
     unsharded_parameters.reshard(tx)
+    # Backwards, as eager mode's engine goes, as far as the order of use is that of the leaves.
+    for leaf, _ in reversed(leaves):
+        hooks = [] if leaf is None else _hooks_behind(dynamo_calls.real_tensor(tx, leaf))
+        if hooks:
+            trackers: list[Any] = [dynamo_building.build_by_weakref(tx, each) for each in hooks]
+            given = [leaf, dynamo_building.build_list(tx, trackers)]
+            dynamo_building.call_traced(tx, run_hooks, given, {})
 
 
 def _refuse_backward(why: str, *more: str) -> NoReturn:
@@ -116,7 +125,9 @@ def _guard(tx: Any, wanted: list[Any], refuse: Callable[[str], NoReturn]) -> Non
             tensor = dynamo_calls.real_tensor(tx, tracker)
         except Exception:
             refuse("An input of the graph cannot be looked at while tracing.")
-        if id(tracker) in asked and any(_hooks(tensor)):
+        if id(tracker) in asked and (
+            tensor._backward_hooks or any(map(fsdp2.is_own_hook, _hooks_behind(tensor)))
+        ):
             refuse(
                 "A hook stands on a tensor whose gradient is asked for; a graph would not run it."
             )
@@ -125,12 +136,14 @@ def _guard(tx: Any, wanted: list[Any], refuse: Callable[[str], NoReturn]) -> Non
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("history", _history))
 
 
-def _history(tensor: torch.Tensor) -> tuple[bool, ...]:
-    return tensor.grad_fn is None, *_hooks(tensor)
+def _history(tensor: torch.Tensor) -> tuple[bool | int, ...]:
+    hooks = _hooks_behind(tensor)
+    return tensor.grad_fn is None, bool(tensor._backward_hooks), *map(id, hooks)
 
 
-def _hooks(tensor: torch.Tensor) -> tuple[bool, bool]:
-    return bool(tensor._backward_hooks), bool(tensor._post_accumulate_grad_hooks)
+def _hooks_behind(tensor: torch.Tensor) -> list[Any]:
+    """The hooks that eager mode calls when a gradient is accumulated."""
+    return list((tensor._post_accumulate_grad_hooks or {}).values())
 
 
 def _refuse(why: str) -> NoReturn:
@@ -150,6 +163,13 @@ FIX = (
 
 
 # --- In the graph ---------------------------------------------------------------------------------
+
+
+def run_hooks(leaf: torch.Tensor, hooks: list[Callable[[torch.Tensor], None]]) -> None:
+    """In the graph: what is called when a leaf's gradient is accumulated."""
+    with torch.no_grad():
+        for hook in hooks:
+            hook(leaf)
 
 
 def new_hooks() -> BackwardHook:

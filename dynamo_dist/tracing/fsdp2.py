@@ -249,6 +249,11 @@ def _hand_over(param: Any, leaf: torch.Tensor) -> None:
         hook(owner)
 
 
+def is_own_hook(hook: object) -> bool:
+    """Return whether a hook behind accumulation is what a leaf here has in place of the user's."""
+    return isinstance(hook, functools.partial) and hook.func in (_keep, _hand_over)
+
+
 _sharded_by_state: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
 
 

@@ -291,20 +291,118 @@ def test_step_under_autocast_is_one_graph():
     whole_step.compare(under_autocast, tolerance=2e-2)
 
 
-def hook_of_a_parameter(register):
+def hook_of_a_parameter():
+    model, optimizer = parts()
+    model[0].weight.register_hook(lambda gradient: None)
+    return model.parameters(), whole_step.plain_step(model, optimizer)
+
+
+def test_hook_of_a_parameter_breaks_with_its_reason():
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="A hook stands on a tensor"):
+        whole_step.compare(hook_of_a_parameter)
+    whole_step.compare(hook_of_a_parameter, graphs=None, fullgraph=False)
+
+
+def loss_alone(model):
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    return step
+
+
+def optimizer_in_backward():
+    """As torch's tutorial writes it: an optimizer for each parameter, looked up in a hook."""
+    model = whole_step.network()
+    optimizers = {each: torch.optim.AdamW([each], **ADAMW) for each in model.parameters()}
+
+    def update(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(update)
+    return model.parameters(), loss_alone(model)
+
+
+class Update:
+    def __init__(self, parameter):
+        self.optimizer = torch.optim.SGD([parameter], lr=0.05, momentum=0.9)
+
+    def run(self, parameter):
+        self.optimizer.step()
+        parameter.grad = None
+
+
+def optimizers_in_methods():
+    model = whole_step.network()
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(Update(each).run)
+    return model.parameters(), loss_alone(model)
+
+
+def halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+def clamp(parameter):
+    parameter.grad = parameter.grad.clamp(-0.01, 0.01)
+
+
+def gradients_scaled_in_hooks():
+    model, optimizer = parts()
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(halve)
+        each.register_post_accumulate_grad_hook(clamp)
+    return model.parameters(), whole_step.plain_step(model, optimizer)
+
+
+def hook_of_an_unused_parameter():
+    model, optimizer = parts()
+    idle = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    idle.register_post_accumulate_grad_hook(halve)
+    total = whole_step.plain_step(model, optimizer)
+    return [*model.parameters(), idle], lambda x: (total(x), idle.detach() + 1)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        optimizer_in_backward,
+        optimizers_in_methods,
+        gradients_scaled_in_hooks,
+        hook_of_an_unused_parameter,
+    ],
+)
+def test_hooks_behind_accumulation_are_in_the_graph(build):
+    whole_step.compare(build)
+
+
+def test_hook_behind_accumulation_that_comes_later_takes_a_second_graph():
     def build():
         model, optimizer = parts()
-        getattr(model[0].weight, register)(lambda given: None)
-        return model.parameters(), whole_step.plain_step(model, optimizer)
+        added = []
 
-    return build
+        def between():
+            if not added:
+                added.append(model[0].weight.register_post_accumulate_grad_hook(halve))
+
+        return model.parameters(), whole_step.plain_step(model, optimizer), between
+
+    whole_step.compare(build, graphs=2)
 
 
-@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_hook_of_a_parameter_breaks_with_its_reason(register):
-    build = hook_of_a_parameter(register)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="A hook stands on a tensor"):
-        whole_step.compare(build)
+def test_hook_behind_accumulation_that_breaks_runs_as_eagerly():
+    def build():
+        model, optimizer = parts()
+        seen = []
+        model[0].weight.register_post_accumulate_grad_hook(
+            lambda given: seen.append(given.grad.sum().item())
+        )
+        step = whole_step.plain_step(model, optimizer)
+        return model.parameters(), lambda x: (step(x), seen[-1])
+
     whole_step.compare(build, graphs=None, fullgraph=False)
 
 
