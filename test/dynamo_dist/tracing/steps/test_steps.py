@@ -6,6 +6,7 @@ import pytest
 import torch
 import whole_step
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 ADAMW = {"lr": 0.01, "foreach": True}
@@ -377,6 +378,11 @@ def hook_of_an_unused_parameter():
 )
 def test_hooks_behind_accumulation_are_in_the_graph(build):
     whole_step.compare(build)
+
+
+def test_many_optimizers_make_dynamo_start_over_once():
+    whole_step.compare(optimizer_in_backward)
+    assert counters["aot_autograd"]["total"] == 2
 
 
 def test_hook_behind_accumulation_that_comes_later_takes_a_second_graph():
