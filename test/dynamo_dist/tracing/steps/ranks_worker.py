@@ -1,4 +1,6 @@
-"""Whole steps of parallel modules on two gloo ranks, beside eager: losses, parameters, launches."""
+"""Whole steps of parallel modules on two or four gloo ranks, beside eager: losses, parameters,
+launches.
+"""
 
 import sys
 from collections import Counter
@@ -40,6 +42,18 @@ class Block(nn.Module):
         return x + self.down(nn.functional.silu(self.up(self.norm(x))))
 
 
+def meshes(name):
+    """The mesh of a wrapper, and this rank's place among those that have batches of their own."""
+    if name == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+        return mesh, dist.get_rank()
+    if name == "fsdp2 x tp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        return mesh, mesh["dp"].get_local_rank()
+    # Tensor parallel ranks compute from the same batch.
+    return init_device_mesh("cpu", (2,)), 0 if name == "tp" else dist.get_rank()
+
+
 def sharded_by_tensor(model, mesh):
     plan = {f"{i}.up": ColwiseParallel() for i in range(BLOCKS)}
     plan |= {f"{i}.down": RowwiseParallel() for i in range(BLOCKS)}
@@ -53,11 +67,21 @@ def fully_sharded(model, mesh):
     return fully_shard(model, mesh=mesh)
 
 
+def sharded_twice(model, mesh):
+    return fully_sharded(sharded_by_tensor(model, mesh["tp"]), mesh["dp"])
+
+
 def averaged(model, mesh):
     return DistributedDataParallel(model)
 
 
-WRAPPERS = {"tp": sharded_by_tensor, "fsdp2": fully_sharded, "ddp": averaged}
+WRAPPERS = {
+    "tp": sharded_by_tensor,
+    "fsdp2": fully_sharded,
+    "ddp": averaged,
+    "hsdp": fully_sharded,
+    "fsdp2 x tp": sharded_twice,
+}
 
 
 def plain(model, optimizer):
@@ -87,6 +111,25 @@ def accumulated(model, optimizer):
         optimizer.step()
         optimizer.zero_grad()
         return losses
+
+    return step
+
+
+def updated_in_backward(model, optimizer):
+    """Each parameter has an optimizer of its own, which steps when its gradient is there."""
+    optimizers = {each: torch.optim.SGD([each], lr=0.05) for each in model.parameters()}
+
+    def update(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(update)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
 
     return step
 
@@ -138,16 +181,14 @@ def counted(graph, sent):
 
 
 def check(name, make, optimizer, uneven):
-    mesh = init_device_mesh("cpu", (2,))
-    # Tensor parallel ranks compute from the same batch.
-    rank = 0 if name == "tp" else dist.get_rank()
+    mesh, rank = meshes(name)
     rows = 4 + 2 * rank if uneven else 4
     inputs = []
     for i in range(STEPS):
         generator = torch.Generator().manual_seed(10 * i + rank)
         inputs.append(torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64))
     sent = Counter()
-    count, norms, _ = build(WRAPPERS[name], mesh, make, optimizer)
+    count, shards, _ = build(WRAPPERS[name], mesh, make, optimizer)
     whole_step.compare(
         lambda: build(WRAPPERS[name], mesh, make, optimizer)[1:],
         inputs,
@@ -162,20 +203,30 @@ def check(name, make, optimizer, uneven):
     times = MICRO_BATCHES if make is accumulated else 1
     if name == "ddp":
         assert sent == {"all_reduce": times * count}, sent
-    if name == "fsdp2":
+    if name in ("fsdp2", "hsdp", "fsdp2 x tp"):
+        held = sum(shard.numel() for shard in shards)
         # Eager gathers all of the blocks again for backward; the graph keeps what it may.
-        assert sent["reduce_scatter"] == times * count, (sent, count)
-        assert sent["all_gather"] <= times * count, (sent, count)
-        # The norm of each gradient, as in eager.
-        assert sent["all_reduce"] == (len(norms) if make is clipped else 0), sent
+        assert sent["reduce_scatter"] == times * 2 * held, (sent, held)
+        assert sent["all_gather"] <= times * 2 * held, (sent, held)
+    if name in ("fsdp2", "hsdp"):
+        # The norm of each gradient, as in eager; and what copies average.
+        norms = len(shards) if make is clipped else 0
+        copied = times * held if name == "hsdp" else 0
+        assert sent["all_reduce"] == norms + copied, sent
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    for wrapper in sys.argv[1].split(","):
-        check(wrapper, plain, "sgd", False)
+    wrapper = sys.argv[1]
+    check(wrapper, plain, "sgd", False)
+    # Torch has no norm over DTensors of two meshes.
+    if wrapper != "fsdp2 x tp":
         check(wrapper, clipped, "fused adamw", wrapper != "tp")
-        check(wrapper, accumulated, "adamw", wrapper != "tp")
-        for make in BROKEN:
-            check(wrapper, make, "sgd", False)
+    check(wrapper, accumulated, "adamw", "tp" not in wrapper)
+    # DDP calls such hooks before it averages.
+    if wrapper in ("tp", "fsdp2"):
+        check(wrapper, updated_in_backward, "sgd", False)
+    # On four ranks what differs is the meshes, not the breaks.
+    for make in BROKEN if dist.get_world_size() == 2 else ():
+        check(wrapper, make, "sgd", False)
     dist.destroy_process_group()
