@@ -12,7 +12,7 @@ from dynamo_dist.runtime import calls
 from dynamo_dist.runtime.calls import BELOW_AUTOGRAD, merge_inputs
 from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
 from dynamo_dist.runtime.guards import lighten
-from dynamo_dist.torch_compat import inductor_code, inductor_cpp
+from dynamo_dist.torch_compat import aot_partition, inductor_code, inductor_cpp
 from dynamo_dist.torch_compat.patching import Made, Patch
 from inductor_passes.graph.printing import add_library
 from inductor_passes.torch_compat import meshes, rank_reads
@@ -132,7 +132,8 @@ def compile_frame(
     whole: plugins.Compile = compile_
     for compiler in plugins.frame_compilers:
         whole = _around(compiler, whole, own)
-    return whole(gm, example_inputs)
+    with aot_partition.recomputing_for_one_backward(gm):
+        return whole(gm, example_inputs)
 
 
 def _around(

@@ -49,6 +49,11 @@ LOSSES = {
         "whole numbers that are to be a pending sum are cut off",
         FAULT,
     ),
+    "dynamo_dtensors.on_tensor_attributes": (
+        "gradients that a graph leaves on parameters are silently lost; attributes of DTensors and "
+        "of what collectives return break",
+        FAULT,
+    ),
     "writes.writes_patches": ("writes to a gathered view of a DTensor are silently lost", FAULT),
     "dtensor_strategies.on_strategy": (
         "operators on DTensors gather, refuse or compute wrong numbers",
@@ -123,14 +128,18 @@ LOSSES = {
         FAULT,
     ),
     "dynamo_modules.on_tensor_method": (
-        "wait(), backward() and hooks of parameters break with another reason",
+        "backward() breaks the graph of a training step; wait() breaks with another reason",
         HOOK,
     ),
     "dynamo_calls.see_histories_of_subclasses": (
         "autograd.grad of DTensors fails in a graph",
         FAULT,
     ),
-    "dynamo_trackers.on_values": ("a Work or a boxed group from outside breaks the graph", HOOK),
+    "dynamo_trackers.on_values": (
+        "optimizers, a Work or a boxed group from outside break the graph, and each learning rate "
+        "is another graph",
+        HOOK,
+    ),
     "dynamo_trackers.extend_builtins": (
         "str() and isinstance() of meshes, groups and placements break",
         FAULT,
@@ -142,10 +151,6 @@ LOSSES = {
     "dynamo_meshes.mesh_as_context": ("'with mesh:' breaks the graph", HOOK),
     "dynamo_trackers.on_codegen": (
         "placements that a function returns or keeps break the graph",
-        HOOK,
-    ),
-    "dynamo_dtensors.on_tensor_attributes": (
-        "attributes of DTensors and of what collectives return break",
         HOOK,
     ),
     "dynamo_guards.register_guards": (

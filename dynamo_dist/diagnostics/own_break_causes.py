@@ -241,10 +241,29 @@ OWN: tuple[Cause, ...] = (
         name="backward_inside",
         kind=r"^backward\(\) inside a compiled function$",
         why=(
-            "The compiled forward brings a backward graph of its own, which runs when backward is "
-            "called outside."
+            'backward() is traced in what names backend="dynamo_dist", but for a parameter with a '
+            "hook, with a sparse gradient, or of DDP and used beside its forward. For other "
+            "backends the compiled forward brings a backward graph of its own, which runs when "
+            "backward is called outside."
         ),
-        fix="loss = compiled(x)\nloss.backward()",
+        fix=(
+            'step = torch.compile(step, backend="dynamo_dist")    # forward, backward and update\n'
+            "# or\n"
+            "loss = compiled(x)\nloss.backward()"
+        ),
+    ),
+    Cause(
+        name="rate_behind_scheduler",
+        kind=r"^learning rate read behind scheduler\.step\(\) in one graph$",
+        why=(
+            "A scheduler steps when the graph has run: what reads a learning rate behind it, such "
+            "as another optimizer.step(), would read the rate from before."
+        ),
+        fix=(
+            "optimizer.step()\n"
+            'rate = optimizer.param_groups[0]["lr"]    # before the scheduler\n'
+            "scheduler.step()"
+        ),
     ),
     Cause(
         name="gradient_inside",

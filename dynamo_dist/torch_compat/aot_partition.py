@@ -7,11 +7,13 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch._functorch.compile_utils as _compile_utils
 import torch._functorch.partitioners as _partitioners
 import torch._prims.rng_prims as _rng_prims
 import torch.fx.traceback as _traceback
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -165,3 +167,19 @@ def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[No
         custom = _traceback.get_current_meta().get("custom") or {}
         marks["custom"] = {**custom, GATHERED_FOR: group}
     return traced_with(**marks)
+
+
+def recomputing_for_one_backward(gm: fx.GraphModule) -> contextlib.AbstractContextManager[object]:
+    """Let torch recompute in backward what is tagged so, unless the graph holds several backwards.
+
+    Torch's pass for graphs that hold forward and backward refuses several. What is tagged, such as
+    FSDP2's gathers, is then kept until its backward. Seen in 2.13 to 2.15.
+    """
+    backwards = gm.graph.find_nodes(op="call_function", target=torch.autograd.grad)
+    if len(backwards) < 2 or not hasattr(functorch_config, _REMAT):
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[object] = functorch_config.patch(_REMAT, False)
+    return patched
+
+
+_REMAT = "remat_using_tags_for_fwd_loss_bwd_graph"

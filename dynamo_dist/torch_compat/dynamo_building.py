@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -10,6 +11,7 @@ import torch._dynamo.variables.builder as _builder
 import torch.distributed.distributed_c10d as _c10d
 from torch import fx
 from torch._dynamo.exc import raise_observed_exception, unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import (
     AttrSource,
     DictGetItemSource,
@@ -118,8 +120,19 @@ def default_group_source(tx: InstructionTranslatorBase) -> object:
 
 def build_by_weakref(tx: InstructionTranslatorBase, value: object) -> VariableTracker:
     """The tracker of an object that no variable of the program holds; guarded: it is alive."""
-    name = tx.store_global_weakref_by_id("__dynamo_dist", value)
-    return VariableTracker.build(tx, value, GlobalWeakRefSource(name), realize=True)
+    reference = weakref.ref(value)
+    # Upstream numbers the names of its globals anew each time that it starts over. It remembers
+    # by the names of sources which numbers are no inputs, and would start over for each of them.
+    first, references = vars(tx.speculation_log).setdefault(
+        "_dynamo_dist_references", (tx.output.compile_id, {})
+    )
+    references[id(reference)] = reference  # alive, so that the next trace finds the same one
+    name = f"__dynamo_dist_{id(reference)}_c{first}"
+    if name not in tx.output.global_scope:
+        tx.output.install_global_unsafe(name, reference)
+    source = GlobalWeakRefSource(name)
+    install_guard(source.make_guard(GuardBuilder.WEAKREF_ALIVE))
+    return VariableTracker.build(tx, value, source, realize=True)
 
 
 def build_unchanging(tx: InstructionTranslatorBase, value: object) -> Any:

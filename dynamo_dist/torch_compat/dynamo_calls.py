@@ -25,12 +25,14 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.distributed import BackwardHookVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_placeholder
 from torch.distributed.tensor import DTensor
 
+from dynamo_dist.torch_compat.dtensor_dispatch import tree_leaves
 from dynamo_dist.torch_compat.dynamo_building import fake_tensor, realized
 from dynamo_dist.torch_compat.patching import ConfigDefault, Patch, Upstream, WrapFunction
 
@@ -46,6 +48,33 @@ def is_asked_for() -> bool:
     return bool(_dynamo_config.trace_autograd_ops)
 
 
+_GRADIENTS = "_dynamo_dist_gradients"  # of what Dynamo keeps while it starts over
+
+
+def computes_gradients(tx: InstructionTranslatorBase) -> bool:
+    """Return whether the graph will compute the gradients of what it traces, as far as is known."""
+    return is_asked_for() or bool(getattr(tx.speculation_log, _GRADIENTS, False))
+
+
+def expect_gradients(tx: InstructionTranslatorBase) -> None:
+    """Trace anew with the knowledge that the graph computes gradients, unless a trace before this
+    one has shown that it does not.
+    """
+    if not is_asked_for() and not hasattr(tx.speculation_log, _GRADIENTS):
+        setattr(tx.speculation_log, _GRADIENTS, True)
+        raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
+
+
+def expect_no_gradients(tx: InstructionTranslatorBase) -> None:
+    """Know from here on that the graph ends before the gradients; Dynamo has to trace it anew."""
+    setattr(tx.speculation_log, _GRADIENTS, False)
+
+
+def lacks_gradients(tx: InstructionTranslatorBase) -> bool:
+    """Return whether the graph ends without the gradients that were expected."""
+    return bool(getattr(tx.speculation_log, _GRADIENTS, False)) and not holds_backward(tx)
+
+
 def traced_gradients(
     tx: InstructionTranslatorBase, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
 ) -> VariableTracker:
@@ -54,14 +83,28 @@ def traced_gradients(
         return TorchInGraphFunctionVariable(torch.autograd.grad).call_function(tx, args, kwargs)
 
 
-def backend_name(tx: InstructionTranslatorBase) -> str | None:
-    """The name of the backend that a program is traced for."""
-    return getattr(tx.output.compiler_fn, "_compiler_name", None)
+BACKEND = "dynamo_dist"
+
+
+def is_our_backend(tx: InstructionTranslatorBase) -> bool:
+    """Return whether a program is traced for our backend, by its name."""
+    return getattr(tx.output.compiler_fn, "_compiler_name", None) == BACKEND
+
+
+def holds_backward(tx: InstructionTranslatorBase) -> bool:
+    """Return whether the graph computes gradients, by ``backward`` or ``torch.autograd.grad``."""
+    return bool(tx.output.autograd_grad_consumed_grad_fns)
 
 
 def tensor_inputs(tx: InstructionTranslatorBase) -> Iterator[Any]:
-    """The trackers of the tensors that the graph takes so far."""
-    for tracker in tx.output.input_source_to_var.values():
+    """The trackers of the tensors from outside that the graph uses so far, each once.
+
+    An optimizer's parameters are attributes of the graph, not inputs, where the program asks the
+    optimizer for them first.
+    """
+    inputs = tx.output.input_source_to_var.values()
+    attributes = tx.output.side_effects.id_to_variable.values()
+    for tracker in {id(each): each for each in (*inputs, *attributes)}.values():
         if isinstance(tracker, TensorVariable) and tracker.source is not None:
             yield tracker
 
@@ -69,6 +112,23 @@ def tensor_inputs(tx: InstructionTranslatorBase) -> Iterator[Any]:
 def real_tensor(tx: Any, tracker: Any) -> Any:
     """The tensor that an input stands for in the call that is traced; no guard is installed."""
     return tx.output.resolve_source_value(tracker.source)
+
+
+def has_history_from_outside(tx: InstructionTranslatorBase, tensor: Any) -> bool:
+    """Return whether what autograd recorded of a tensor leads to a tensor from outside of the graph
+    that is no leaf.
+    """
+    reached = collect_reachable_grad_fns([(fake_tensor(tensor), None)])
+    histories = (fake_tensor(each).grad_fn for each in tensor_inputs(tx))
+    return any(each in reached for each in histories if each is not None)
+
+
+def uses_with_gradient(tracker: Any) -> Iterator[Any]:
+    """The operations that compute something with a history from a tensor, so far."""
+    for user in tracker.as_proxy().node.users:
+        values = tree_leaves(user.meta.get("example_value"))
+        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in values):
+            yield user.target
 
 
 def tensors_among(*trackers: Any) -> Iterator[Any]:
@@ -102,13 +162,20 @@ def see_histories_of_subclasses() -> list[Patch]:
 
     def validate(upstream: Upstream, self: Any, results: list[Any], tx: Any) -> None:
         consumed = self.autograd_grad_consumed_grad_fns
-        is_ours = [bool(consumed) and _has_gradient(each) for each in results]
-        for mine, each in zip(is_ours, results, strict=True):
-            if mine and collect_reachable_grad_fns([(fake_tensor(each), None)]) & consumed:
+        others = []
+        for each in results:
+            if not consumed or not _has_gradient(each):
+                continue
+            nodes = collect_reachable_grad_fns([(fake_tensor(each), None)]) & consumed
+            if any(map(_is_freed, nodes)):
+                _detach(self, each)
+            elif not is_dtensor(each):
+                others.append(each)
+            elif nodes:
                 tx.speculation_log.autograd_grad_leaked_tensors.append(each.proxy.node.name)
                 tx.speculation_log.graph_break_on_autograd_grad = True
                 raise AutogradGradRestartAnalysis(restart_reason="dynamo_dist")
-        upstream(self, [each for mine, each in zip(is_ours, results, strict=True) if not mine], tx)
+        upstream(self, others, tx)
 
     return [
         WrapFunction(_torch_variables, "_collect_all_grad_fns", collect),
@@ -117,7 +184,29 @@ def see_histories_of_subclasses() -> list[Patch]:
 
 
 def _has_gradient(tracker: VariableTracker) -> bool:
-    return isinstance(tracker, TensorVariable) and tracker.requires_grad and is_dtensor(tracker)
+    return isinstance(tracker, TensorVariable) and tracker.requires_grad
+
+
+def _is_freed(node: Any) -> bool:
+    """Return whether a backward has freed what the node saved, so that eager would refuse another.
+
+    A history that saved nothing, such as a sum's, can be gone through again.
+    """
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                getattr(node, name)
+            except RuntimeError:  # what autograd raises for a tensor that it has freed
+                return True
+    return False
+
+
+def _detach(output: OutputGraph, result: Any) -> None:
+    """Return a result without its history: a backward in the graph has used that up."""
+    value = fake_tensor(result).detach()
+    result.proxy = output.create_proxy("call_method", "detach", (result.proxy,), {})
+    result.proxy.node.meta["example_value"] = value
+    result.requires_grad = result.has_grad_fn = False
 
 
 CALL = invoke_subgraph_placeholder
@@ -311,7 +400,9 @@ def forget_in_dictionaries(tx: InstructionTranslatorBase, values: set[int]) -> N
         if not isinstance(tracker, ConstDictVariable) or tracker.source is None:
             continue
         for key, value in list(tracker.items.items()):
-            if id(realized(value)) in values:
+            # What nobody has read so far is none of them, and stays unread.
+            is_unread = isinstance(value, LazyVariableTracker) and not value.is_realized()
+            if not is_unread and id(realized(value)) in values:
                 del tracker.items[key]
                 if key in tracker.original_items:
                     tracker.items[key] = tracker.original_items[key]

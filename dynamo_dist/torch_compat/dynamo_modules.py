@@ -30,6 +30,7 @@ from dynamo_dist.torch_compat.dynamo_building import (
     graph_break,
     realized,
 )
+from dynamo_dist.torch_compat.dynamo_calls import tensor_inputs
 from dynamo_dist.torch_compat.dynamo_dtensors import MODULE_HOOK
 from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction
 
@@ -224,14 +225,77 @@ def graph_as_argument(tx: Any, graph: Any) -> Any:
     return tx.output.create_proxy("get_attr", name, (), {})
 
 
-def on_backward(refuse: Callable[[], None]) -> list[Patch]:
-    """Call ``refuse()`` at a traced ``Tensor.backward``, unless the user set torch to trace it."""
+def on_backward(
+    before: Callable[[Any, Any], None],
+    after: Callable[[Any, list[tuple[Any, Any]]], None],
+    broken: Callable[[Any], None],
+) -> list[Patch]:
+    """Trace ``Tensor.backward`` as gradients that the graph computes and accumulates, unless the
+    user set torch to trace it.
 
-    def answer(tx: Any, tensor: Any, args: Any) -> None:
-        if not _dynamo_config.trace_autograd_ops:
-            refuse()
+    ``before(tx, tensor)`` and ``after(tx, leaves with stand-ins of their gradients)`` may break the
+    graph. After a break, theirs or upstream's, ``broken(tx)`` is called.
+    """
 
-    return on_tensor_method("backward", answer)
+    def call_method(
+        upstream: Upstream, self: Any, tx: Any, name: str, args: Any, kwargs: Any
+    ) -> object:
+        if name != "backward" or _dynamo_config.trace_autograd_ops:
+            return upstream(self, tx, name, args, kwargs)
+        try:
+            before(tx, self)
+            _add_attributes_to_leaves(tx)
+            with _dynamo_config.patch(trace_autograd_ops=True):
+                result = upstream(self, tx, name, args, kwargs)
+            after(tx, _latest_gradients(tx))
+        except Unsupported:
+            broken(tx)
+            raise
+        return result
+
+    return [WrapFunction(TensorVariable, "call_method", call_method)]
+
+
+def _add_attributes_to_leaves(tx: Any) -> None:
+    """Let upstream see the parameters that are attributes of the graph.
+
+    It looks for leaves among inputs, and without one of them it takes ``backward`` for nothing.
+    """
+    inputs = {id(each) for each in tx.output.input_source_to_var.values()}
+    known = inputs | {id(each) for each in tx.output.leaf_var_creation_order}
+    tx.output.leaf_var_creation_order += [
+        each for each in tensor_inputs(tx) if id(each) not in known
+    ]
+
+
+def _latest_gradients(tx: Any) -> list[tuple[Any, Any]]:
+    for node in reversed(tx.output.current_tracer.graph.nodes):
+        if node.target is torch.autograd.grad:
+            leaves, gradients = node.args[1], node.meta["example_value"]
+            trackers = {each.as_proxy().node: each for each in tensor_inputs(tx)}
+            return [
+                (trackers.get(leaf), gradient)
+                for leaf, gradient in zip(leaves, gradients, strict=True)
+                if gradient is not None
+            ]
+    return []  # no leaf takes a gradient
+
+
+def value_without_source(tx: Any, tracker: Any, name: str) -> Any:
+    """``tensor.grad``, if the graph has set it, and ``tensor.requires_grad``; None leaves another
+    attribute to upstream.
+
+    Upstream notes the attribute's source on what it finds. After the graph it then stores, in place
+    of a gradient that the graph has computed, what the attribute held before: gradients are
+    silently lost. It also notes it on the one tracker that stands for None in all programs. Seen in
+    2.13 to 2.15.
+    """
+    effects = tx.output.side_effects
+    if name == "grad" and effects.has_pending_mutation_of_attr(tracker, name):
+        return effects.load_attr(tracker, name)
+    if name == "requires_grad" and tracker.requires_grad is not None:
+        return dynamo_building.build(tx, tracker.requires_grad)
+    return None
 
 
 def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> list[Patch]:
@@ -259,7 +323,7 @@ def on_methods(
     stands_for: Callable[[Any], Any],
 ) -> list[Patch]:
     """Answer calls of a method written in Python by ``answers[method](tx, [receiver, *args],
-    kwargs)``.
+    kwargs)``; None leaves it to upstream.
 
     ``stands_for(function)`` is the method that a function stands for. Of a method in ``failed``
     upstream's break is first given to ``failed[method](its text)``. Seen in torch 2.13 to 2.15.
@@ -275,7 +339,8 @@ def on_methods(
             else:
                 bound = vars(self).get("im_self", vars(self).get("obj"))  # up to 2.14
                 receiver = [] if bound is None else [bound]
-            return answer(tx, [*receiver, *args], kwargs)
+            result = answer(tx, [*receiver, *args], kwargs)
+            return upstream(self, tx, args, kwargs) if result is None else result
         if (explain := failed.get(function)) is None:
             return upstream(self, tx, args, kwargs)
         try:

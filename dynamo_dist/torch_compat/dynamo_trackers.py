@@ -360,14 +360,31 @@ def on_object(value: object, make: Callable[[Any, object], object]) -> Patch:
 
 
 def on_values(
-    cls: type, matches: Callable[[object], bool], make: Callable[[Any, Any, Any], Any]
+    cls: type, matches: Callable[[Any], bool], make: Callable[[Any, Any, Any], Any]
 ) -> list[Patch]:
-    """Track what comes from outside, is of ``cls`` and matches by ``make(tx, value, source)``."""
+    """Track what comes from outside, is of ``cls`` and matches by ``make(tx, value, source)``;
+    None leaves it to upstream.
+    """
 
     def wrap(upstream: Upstream, self: Any, value: Any) -> Any:
-        if isinstance(value, cls) and matches(value):
-            return make(self.tx, value, self.source)
-        return upstream(self, value)
+        is_ours = isinstance(value, cls) and matches(value)
+        found = make(self.tx, value, self.source) if is_ours else None
+        return upstream(self, value) if found is None else found
+
+    return [WrapFunction(VariableBuilder, "_wrap", wrap)]
+
+
+def retrack_values(cls: type, tracker: type[VariableTracker]) -> list[Patch]:
+    """Let upstream track what comes from outside and is of ``cls``, then make its tracker an
+    instance of ``tracker``, a subclass of upstream's.
+    """
+
+    def wrap(upstream: Upstream, self: Any, value: Any) -> Any:
+        found = upstream(self, value)
+        # Exactly upstream's class: a subclass of somebody else stays.
+        if isinstance(value, cls) and type(found) is tracker.__base__:
+            found.__class__ = tracker
+        return found
 
     return [WrapFunction(VariableBuilder, "_wrap", wrap)]
 

@@ -1,17 +1,20 @@
 """``backward()``, ``torch.autograd.grad`` and backward hooks inside a compiled function.
 
-A setting has torch trace it, as gradients that the graph computes and accumulates. That omits what
-else eager's engine does: the hooks of parameters, through which DDP and FSDP2 reduce. The gradients
-of DTensors also come in other layouts than eager's.
+A setting has torch trace ``backward()``, as gradients that the graph computes and accumulates. In
+what names our backend it is traced so, and a training step is one graph. That omits what else
+eager's engine does: such a graph is guarded to have no gradient hooks on its inputs. Hooks behind
+the accumulation, such as optimizers in backward, are traced behind the backward: eager mode calls
+each as soon as its gradient is there. DDP and FSDP2, which reduce through hooks, are traced with
+reductions of their own.
 
-Upstream traces them under compiled autograd only. Here each hook is traced as a function of
-gradients, and the graph registers what was traced where eager registers the hook; AOTAutograd runs
-it when it makes the backward graph. A hook that does more than compute, such as one that appends to
-a list, cannot be traced so and breaks with a fix.
+Upstream traces backward hooks under compiled autograd only. Here each hook is traced as a function
+of gradients, and the graph registers what was traced where eager registers the hook; AOTAutograd
+runs it when it makes the backward graph. A hook that does more than compute, such as one that
+appends to a list, cannot be traced so and breaks with a fix.
 
-Torch can trace it and does not by default, so that the graph ends there; and a gradient of that
-gradient, through a compiled backward, is an error. It is traced where DTensors take part, and in
-all that names our backend.
+Torch can trace ``torch.autograd.grad`` and does not by default, so that the graph ends there; and a
+gradient of that gradient, through a compiled backward, is an error. It is traced where DTensors
+take part, and in all that names our backend.
 """
 
 from __future__ import annotations
@@ -26,28 +29,60 @@ from torch.utils.hooks import BackwardHook
 from dynamo_dist.torch_compat import (
     dynamo_building,
     dynamo_calls,
+    dynamo_dtensors,
     dynamo_guards,
     dynamo_modules,
     dynamo_trackers,
 )
 from dynamo_dist.torch_compat.patching import Patch
-from dynamo_dist.tracing import attributes, unsharded_parameters
+from dynamo_dist.tracing import attributes, ddp, fsdp2, unsharded_parameters
 
 
-def refuse() -> NoReturn:
-    """Break the graph at the call."""
-    dynamo_building.graph_break(
-        "backward() inside a compiled function",
-        "Tensor.backward",
-        "The compiled forward brings its own backward graph, and eager's engine, with the hooks of "
-        "parameters, runs outside of graphs.",
-        "Return the loss and call backward outside, where it runs the compiled backward graph:\n"
-        "    loss = compiled(x)\n"
+def _before_backward(tx: Any, tensor: Any) -> None:
+    """Break the graph at the call, unless the program is compiled by our backend."""
+    if not dynamo_calls.is_our_backend(tx):
+        _refuse_backward(
+            "The compiled forward brings its own backward graph, and eager's engine, with the "
+            "hooks of parameters, runs outside of graphs.",
+            f'or compile the whole step with backend="{dynamo_calls.BACKEND}".',
+        )
+    # Upstream sees no leaf then, and takes the call for nothing.
+    if dynamo_calls.has_history_from_outside(tx, tensor):
+        _refuse_backward("Its history began outside of the graph.")
+    _guard(tx, [*dynamo_calls.tensor_inputs(tx)], _refuse_backward)
+    # Wrappers read their parameters in one way for gradients of this graph, and in another for a
+    # backward graph.
+    if unsharded_parameters.reads(tx).entered:
+        dynamo_calls.expect_gradients(tx)
+        if ddp.is_any_used_alone(tx):
+            _refuse_backward("A parameter of DDP is used beside its forward.")
+
+
+def _after_backward(tx: Any, leaves: list[tuple[Any, torch.Tensor]]) -> None:
+    if any(gradient.is_sparse for _, gradient in leaves):
+        _refuse_backward("A parameter gets a sparse gradient, which no graph can hold.")
+    unsharded_parameters.reshard(tx)
+    # Backwards, as eager mode's engine goes, as far as the order of use is that of the leaves.
+    for leaf, _ in reversed(leaves):
+        hooks = [] if leaf is None else _hooks_behind(dynamo_calls.real_tensor(tx, leaf))
+        if hooks:
+            trackers: list[Any] = [dynamo_building.build_by_weakref(tx, each) for each in hooks]
+            given = [leaf, dynamo_building.build_list(tx, trackers)]
+            dynamo_building.call_traced(tx, run_hooks, given, {})
+
+
+def _refuse_backward(why: str, *more: str) -> NoReturn:
+    fix = (
+        "Return the loss and call backward outside, where it runs the compiled backward graph:",
+        "    loss = compiled(x)",
         "    loss.backward()",
+        *more,
+    )
+    dynamo_building.graph_break(
+        "backward() inside a compiled function", "Tensor.backward", why, "\n".join(fix)
     )
 
 
-BACKEND = "dynamo_dist"
 _SIGNATURE = inspect.signature(torch.autograd.grad)
 
 
@@ -68,7 +103,7 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
             "A parameter of FSDP2 or DDP is read in this graph with a backward that reduces, which "
             "eager's gradients do not go through."
         )
-    _guard(tx, wanted)
+    _guard(tx, wanted, _refuse)
     try:
         return dynamo_calls.traced_gradients(tx, args, kwargs)
     except dynamo_calls.CannotTrace as error:
@@ -76,10 +111,10 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_ours(tx: Any, tensors: list[Any]) -> bool:
-    return dynamo_calls.backend_name(tx) == BACKEND or any(map(dynamo_calls.is_dtensor, tensors))
+    return dynamo_calls.is_our_backend(tx) or any(map(dynamo_calls.is_dtensor, tensors))
 
 
-def _guard(tx: Any, wanted: list[Any]) -> None:
+def _guard(tx: Any, wanted: list[Any], refuse: Callable[[str], NoReturn]) -> None:
     """Guard what of its inputs a graph does not see, and eager's engine does."""
     asked = {id(each) for each in wanted}
     for tracker in dynamo_calls.tensor_inputs(tx):
@@ -89,9 +124,11 @@ def _guard(tx: Any, wanted: list[Any]) -> None:
         try:
             tensor = dynamo_calls.real_tensor(tx, tracker)
         except Exception:
-            _refuse("An input of the graph cannot be looked at while tracing.")
-        if id(tracker) in asked and tensor._backward_hooks:
-            _refuse(
+            refuse("An input of the graph cannot be looked at while tracing.")
+        if id(tracker) in asked and (
+            tensor._backward_hooks or any(map(fsdp2.is_own_hook, _hooks_behind(tensor)))
+        ):
+            refuse(
                 "A hook stands on a tensor whose gradient is asked for; a graph would not run it."
             )
         # A tensor that is a leaf in one call may be a result in the next, and its gradient then
@@ -99,8 +136,14 @@ def _guard(tx: Any, wanted: list[Any]) -> None:
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("history", _history))
 
 
-def _history(tensor: torch.Tensor) -> tuple[bool, bool]:
-    return tensor.grad_fn is None, bool(tensor._backward_hooks)
+def _history(tensor: torch.Tensor) -> tuple[bool | int, ...]:
+    hooks = _hooks_behind(tensor)
+    return tensor.grad_fn is None, bool(tensor._backward_hooks), *map(id, hooks)
+
+
+def _hooks_behind(tensor: torch.Tensor) -> list[Any]:
+    """The hooks that eager mode calls when a gradient is accumulated."""
+    return list((tensor._post_accumulate_grad_hooks or {}).values())
 
 
 def _refuse(why: str) -> NoReturn:
@@ -120,6 +163,13 @@ FIX = (
 
 
 # --- In the graph ---------------------------------------------------------------------------------
+
+
+def run_hooks(leaf: torch.Tensor, hooks: list[Callable[[torch.Tensor], None]]) -> None:
+    """In the graph: what is called when a leaf's gradient is accumulated."""
+    with torch.no_grad():
+        for hook in hooks:
+            hook(leaf)
 
 
 def new_hooks() -> BackwardHook:
@@ -312,7 +362,10 @@ def patches() -> list[Patch]:
     ``torch.autograd.grad``; under compiled autograd module hooks stay upstream's.
     """
     return [
-        *dynamo_modules.on_backward(refuse),
+        *dynamo_modules.on_backward(
+            _before_backward, _after_backward, dynamo_calls.expect_no_gradients
+        ),
+        *dynamo_dtensors.on_tensor_attributes(lambda *_: None, dynamo_modules.value_without_source),
         *dynamo_modules.on_module_backward_hooks(create),
         *dynamo_trackers.on_function(torch.autograd.grad, _answer),
         *dynamo_calls.see_histories_of_subclasses(),

@@ -9,7 +9,7 @@ runs as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -141,8 +141,13 @@ def _enter(tx: Any, wrapper: Any, origin: Any, inputs: Any, keywords: Any) -> An
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("settings", _Averaged.settings))
         dynamo_calls.call_before_graph(tx, tracker.source, begin_forward)
     ranks = dist.get_process_group_ranks(wrapper.process_group) if synchronizes else ()
-    # Behind its first forward in a graph the parameters stay averaged.
-    table = _table(tx, averaged, wrapper, module, tracker) if synchronizes and is_first else ()
+    # Behind its first forward in a graph the parameters stay averaged, up to a backward.
+    is_averaged = unsharded_parameters.is_whole(tx, id(wrapper))
+    table: Iterable[tuple[Place, Read]] = ()
+    if synchronizes and not is_averaged:
+        if is_first:
+            _refuse_early_reads(tx, averaged)
+        table = _table(tx, averaged, wrapper, module, tracker)
     unsharded_parameters.enter(tx, wrapper, table, ranks)
     device = ddp.input_device(wrapper)
     given = [dynamo_building.build(tx, device), inputs, keywords]
@@ -207,14 +212,43 @@ def _attached(output: Any, tokens: list[torch.Tensor]) -> tuple[Any, int]:
     return tree_unflatten(leaves, spec), count
 
 
+def _refuse_early_reads(tx: Any, averaged: _Averaged) -> None:
+    early = [*_registered(tx, averaged)]
+    # A step that begins with ``zero_grad`` asks for the parameters and computes nothing from them:
+    # what it computes later from them is looked at when the graph comes to its backward.
+    if early and dynamo_calls.is_our_backend(tx):
+        dynamo_calls.expect_gradients(tx)
+    if early and not (
+        dynamo_calls.computes_gradients(tx)
+        and not any(any(dynamo_calls.uses_with_gradient(each)) for each in early)
+    ):
+        _break("The graph reads one of its parameters before its forward, and so by itself.")
+
+
+def _registered(tx: Any, averaged: _Averaged) -> Iterator[Any]:
+    """The trackers of the registered parameters that the graph uses so far."""
+    own = set(map(id, averaged.averaging.params))
+    for each in dynamo_calls.tensor_inputs(tx):
+        if id(dynamo_calls.real_tensor(tx, each)) in own:
+            yield each
+
+
+def is_any_used_alone(tx: Any) -> bool:
+    """Return whether the graph computes something with a history from a parameter of DDP, beside
+    its averages: DDP would average that gradient too.
+    """
+    return any(
+        operation is not torch.ops.dynamo_dist_parallel.averaged.default
+        for wrapper in unsharded_parameters.reads(tx).outermost
+        if isinstance(wrapper, DistributedDataParallel)
+        for each in _registered(tx, _averaged_by_wrapper[wrapper])
+        for operation in dynamo_calls.uses_with_gradient(each)
+    )
+
+
 def _table(
     tx: Any, averaged: _Averaged, wrapper: Any, module: nn.Module, tracker: Any
 ) -> Iterator[tuple[Place, Read]]:
-    params = averaged.averaging.params
-    own = set(map(id, params))
-    for each in dynamo_calls.tensor_inputs(tx):
-        if id(dynamo_calls.real_tensor(tx, each)) in own:
-            _break("The graph reads one of its parameters before its forward, and so by itself.")
     unsharded = _through_operators(tx, averaged, wrapper, tracker)
     for place, owner, name in ddp.averaged_parameters(wrapper, module):
         key = id(wrapper), place
@@ -225,7 +259,7 @@ def _through_operators(tx: Any, averaged: _Averaged, wrapper: Any, tracker: Any)
     """Return trackers, by place, of the parameters as passed on by the averaging operators."""
     averaging, group = averaged.averaging, wrapper.process_group
     # Where a graph computes gradients itself, they are those of the parameters.
-    in_graph = dynamo_calls.is_asked_for()
+    in_graph = dynamo_calls.computes_gradients(tx)
     key = "" if in_graph else averaging.key
     source = dynamo_building.build_by_weakref(tx, wrapper).source if in_graph else tracker.source
     values, member = (averaging.params, ddp.PARAMETERS) if in_graph else (averaged.leaves, "leaves")

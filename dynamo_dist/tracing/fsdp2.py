@@ -34,7 +34,7 @@ from dynamo_dist.torch_compat import (
     dynamo_modules,
     fsdp,
 )
-from dynamo_dist.torch_compat.dynamo_calls import is_asked_for
+from dynamo_dist.torch_compat.dynamo_calls import computes_gradients
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import unsharded_parameters, wrapper_agreement
 from dynamo_dist.tracing.fsdp2_gather import (
@@ -265,6 +265,11 @@ def _hand_over(param: Any, leaf: torch.Tensor) -> None:
         hook(owner)
 
 
+def is_own_hook(hook: object) -> bool:
+    """Return whether a hook behind accumulation is what a leaf here has in place of the user's."""
+    return isinstance(hook, functools.partial) and hook.func in (_keep, _hand_over)
+
+
 _sharded_by_state: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
 
 
@@ -332,7 +337,7 @@ def _refuse_unread(tx: InstructionTranslatorBase, state: Any) -> None:
     for param in fsdp.sharded_parameters(state):
         if (id(state), param.path) in read:
             continue
-        if any(fsdp.kept(fsdp.groups(state)[param.path[0]])) and _gather(param, state).takes:
+        if any(fsdp.kept(fsdp.groups(state)[param.path[0]])) and _gather(tx, param, state).takes:
             why = "waits for the reduction of its gradient"
         elif param.kept and fsdp.is_root(state):
             why = "stays gathered behind the forward, for uses outside of it"
@@ -354,7 +359,7 @@ def _leave_unsharded(tx: Any, state: Any) -> None:
     """
     paths = fsdp.kept_gathered(state)
     learns = torch.is_grad_enabled()
-    if not paths or is_asked_for() or (learns and not fsdp.is_root(state)):
+    if not paths or computes_gradients(tx) or (learns and not fsdp.is_root(state)):
         return
     # The backward of one that is trained reshards: what no backward frees stays as it is, a shard.
     if learns and not any(fsdp.sharded(state, path).requires_grad for path in paths):
@@ -417,7 +422,7 @@ def _table(tx: InstructionTranslatorBase, state: Any) -> Iterator[tuple[Place, R
     sharded = _sharded(state)
     for param in fsdp.sharded_parameters(state):
         key = id(state), param.path
-        gather = _gather(param, state)
+        gather = _gather(tx, param, state)
         registered = _registered(state, source, param.path)
         if fsdp.sharded(state, param.path)._backward_hooks:
             registered = _leaf(sharded, "unhooked", sharded.place_of_unhooked(param.path))
@@ -462,7 +467,7 @@ def _registered(state: Any, source: object, path: tuple[int, int]) -> Callable[[
     return lambda tx: dynamo_building.build(tx, fsdp.sharded(state, path), steps)
 
 
-def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
+def _gather(tx: Any, param: fsdp.ShardedParameter, state: Any) -> Gather:
     keeps, takes = "", ""
     group = fsdp.groups(state)[param.path[0]]
     if torch.is_grad_enabled() and fsdp.sharded(state, param.path).requires_grad:
@@ -473,7 +478,7 @@ def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
         words = zip((WHOLE, PARTIAL), fsdp.kept(group), strict=True)
         # What is left as it is adds up where it is kept; only what goes further is taken.
         waits = [each for each, is_kept in words if is_kept]
-        if WHOLE not in waits and param.kept and fsdp.is_root(state) and not is_asked_for():
+        if WHOLE not in waits and param.kept and fsdp.is_root(state) and not computes_gradients(tx):
             waits.append(WHOLE)  # of uses behind the forward
         takes = " ".join(each for each in waits if _is_behind(keeps, each))
         if fsdp.gathered_hooks(state, param.path):

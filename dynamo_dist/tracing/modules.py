@@ -27,7 +27,7 @@ from dynamo_dist.torch_compat import (
     fsdp,
 )
 from dynamo_dist.torch_compat.patching import Patch
-from dynamo_dist.tracing import backward, ddp, fsdp2, unsharded_parameters
+from dynamo_dist.tracing import backward, ddp, fsdp2, optimizers, unsharded_parameters
 
 
 def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -116,8 +116,13 @@ def patches(config: DistConfig) -> list[Patch]:
         *fsdp.on_sharding(_sharded_later),
         *dynamo_trackers.on_function(dynamo_modules.module_state, answer),
         *backward.patches(),
+        *optimizers.patches(),
         *dynamo_modules.on_methods(
-            {**fsdp2.fsdp_answers(), **ddp.ddp_answers()},
+            {
+                **fsdp2.fsdp_answers(),
+                **ddp.ddp_answers(),
+                **optimizers.answers(),
+            },
             {nn.Module.state_dict: explain_state_dict},
             fsdp.hook_of,
         ),

@@ -35,7 +35,7 @@ class Read:
     ``leaf(tx)`` tracks what takes the gradient if that is not reduced.
     """
 
-    key: object
+    key: tuple[int, object]  # the id of the wrapper, and which parameter of it
     gather: Gather | None = None
     build: Callable[[object], object] | None = None
     kept: bool = False
@@ -53,7 +53,8 @@ class Reads:
     ``read``: keys of those that were read. ``inside``: wrappers whose forward is being traced,
         outermost first; ``entered``: all that were, ``outermost``: those of them that no other
         wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for
-        several modules, by id, those that have run since.
+        several modules, by id, those that have run since. ``resharded``: what was gathered before a
+        backward in the graph.
     """
 
     whole: dict[Place, Read] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Reads:
     outermost: list[object] = field(default_factory=list)
     quiet: set[int] = field(default_factory=set)
     run: dict[int, set[int]] = field(default_factory=dict)
+    resharded: list[object] = field(default_factory=list)
 
 
 def reads(tx: Any) -> Reads:
@@ -93,7 +95,7 @@ def enter(
         _begun.add(wrapper)
         # A wrapper without ranks launches nothing, as DDP in evaluation: there is nothing to agree
         # on.
-        if ranks:
+        if ranks and wrapper not in state.outermost:
             state.outermost.append(wrapper)
     if not ranks:
         state.quiet.add(id(wrapper))
@@ -137,6 +139,25 @@ def leave(
         state.tables.pop((place[0], dynamo_calls.current_tracer(tx)), None)
         if not read.kept:
             state.whole.pop(place, None)
+
+
+def reshard(tx: InstructionTranslatorBase) -> None:
+    """Read all parameters sharded from here on, until the next forward, and gather them anew then.
+
+    As eager does behind a backward: the backward has used up the history of what was gathered, and
+    the program goes on with the registered parameters and their gradients.
+    """
+    state = _reads_if_any(tx)
+    if state is None or state.inside:
+        return
+    state.resharded += state.gathered.values()
+    for table in (state.whole, state.gathered, state.tables, state.read):
+        table.clear()
+
+
+def is_whole(tx: InstructionTranslatorBase, wrapper: int) -> bool:
+    """Return whether parameters of the wrapper with this id are read whole now."""
+    return any(read.key[0] == wrapper for read in reads(tx).whole.values())
 
 
 def is_any_unsharded(tx: InstructionTranslatorBase) -> bool:
@@ -251,7 +272,8 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     if state is None:
         return False
     # Dynamo would write the gathered tensors back into ``_parameters`` after the graph.
-    dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in state.gathered.values()})
+    gathered = [*state.gathered.values(), *state.resharded]
+    dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in gathered})
     # A wrapper whose forward the graph ends in: its parameters would be sharded again in the
     # middle.
     cannot = state.inside if breaks else []
@@ -259,6 +281,9 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     left = [each for each, is_whole in zip(state.outermost, whole, strict=True) if not is_whole]
     for each in [*left, *cannot]:
         _mark_broken(each, id(each) not in state.quiet)
+    if state.entered and dynamo_calls.lacks_gradients(tx):
+        dynamo_calls.expect_no_gradients(tx)
+        return True
     return bool(left or cannot)
 
 

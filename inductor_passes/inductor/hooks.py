@@ -196,13 +196,15 @@ class Attachment:
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
         """Upstream's ``reorder_for_locality``, except on graphs whose launches it would bring to
-        their waits.
+        their waits; and sums as upstream's patterns take them.
         """
         wanted = self.locality and (is_inference or self.locality_in_training)
         if wanted and not any(is_launch(node) for node in graph.nodes):
             inductor.reorder_for_locality(graph)
         if self.chain_pre is not None:
             inductor.call_pass(self.chain_pre, graph, is_inference)
+        if not self.observes:
+            inductor.write_alpha_as_product(graph)
 
     def after(self, graph: fx.Graph, is_inference: bool) -> None:
         """Run the passes, pin what they decided, and record it."""

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._guards import detect_fake_mode
@@ -136,6 +137,49 @@ def sort_by_data(graph: fx.Graph) -> None:
     stable_topological_sort(graph)
 
 
+def write_alpha_as_product(graph: fx.Graph) -> int:
+    """Rewrite ``add(a, b, alpha=k)`` as ``add(a, mul(b, k))`` where ``a`` or ``b`` is a matrix
+    product; ``sub`` likewise. Return how many sums were rewritten.
+
+    Inductor fuses ``add(a, mm(b, c))`` to ``addmm(a, b, c)`` and, under max-autotune, the sum of
+    two products to one kernel. Its pattern matcher takes a node with more keyword arguments than
+    the pattern has, so that ``add(a, mm(b, c), alpha=2)`` becomes the same ``addmm``: silently
+    wrong (seen in 2.13 to 2.14; no issue known). SGD's update, ``parameter.add_(gradient,
+    alpha=-lr)``, is such a sum as soon as one graph holds the backward and the optimizer.
+
+    Run it before the post-grad patterns. Inductor lowers ``alpha`` to a product and a sum itself,
+    so that doing it earlier changes no number.
+    """
+    rewritten = 0
+    for target in _SUMS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            alpha = node.kwargs.get("alpha", 1)
+            if isinstance(alpha, int | float) and alpha == 1:
+                continue
+            if not any(each.target in _PRODUCTS for each in node.all_input_nodes):
+                continue
+            left, right = node.args
+            # No pattern of products takes a number, or types that differ, where the product would
+            # be rounded before the sum.
+            if not isinstance(right, fx.Node) or right.meta["val"].dtype != node.meta["val"].dtype:
+                continue
+            with graph.inserting_before(node), right.meta["val"].fake_mode:
+                scaled = graph.call_function(_aten.mul.Tensor, (right, alpha))
+                factor = alpha.meta["val"] if isinstance(alpha, fx.Node) else alpha
+                scaled.meta["val"] = right.meta["val"] * factor
+            node.args = (left, scaled)
+            node.kwargs = {}
+            rewritten += 1
+    return rewritten
+
+
+_aten = torch.ops.aten
+_SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
+_PRODUCTS = frozenset(
+    op.default for op in (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.convolution)
+)
+
+
 @functools.cache
 def can_pin_order() -> bool:
     """Return whether upstream's ``control_dependencies`` is there to pin an order. Seen in 2.11
@@ -202,6 +246,16 @@ def _tied(after: Sequence[object], graph: TorchFunction, *args: object, **kwargs
     return graph(*args, **kwargs)
 
 
+def _with_results(operator: TorchFunction) -> TorchFunction:
+    """An in-place ``_foreach`` operator that returns what it wrote, as its lowering does."""
+
+    def call(tensors: Sequence[object], *args: object, **kwargs: object) -> object:
+        operator(tensors, *args, **kwargs)
+        return tensors
+
+    return call
+
+
 def run_post_grad(gm: fx.GraphModule, inputs: Sequence[object], is_inference: bool) -> None:
     """Run upstream's post-grad passes on a graph, in the fake mode of its inputs.
 
@@ -226,6 +280,13 @@ def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     for node in gm.graph.nodes:
         if getattr(node.target, "__name__", "") == "control_deps":
             node.target = _tied
+        # Eager's returns nothing.
+        elif (
+            str(node.target).startswith("aten._foreach")
+            and node.users
+            and node.target._schema.is_mutable
+        ):
+            node.target = _with_results(node.target)
     gm.recompile()
 
     def boxed(given: list[object]) -> object:

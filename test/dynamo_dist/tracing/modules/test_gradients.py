@@ -131,17 +131,29 @@ def test_a_history_outside_the_graph_breaks(mesh):
         assert_close(run(w, x).full_tensor(), weighted(again, x).full_tensor())
 
 
-def test_a_result_whose_history_is_used_up_breaks(mesh):
+def test_a_result_whose_history_is_used_up_is_detached(mesh):
     def loss_and_gradient(x):
         loss = x.sin().sum()
         return loss, grad(loss, x)[0]
 
     x = leaf(mesh)
-    with pytest.raises(Exception, match="consumed"):
-        torch.compile(loss_and_gradient, backend="aot_eager", fullgraph=True)(x)
-    torch.compiler.reset()
-    found = torch.compile(loss_and_gradient, backend="aot_eager")(x)
+    found = torch.compile(loss_and_gradient, backend="aot_eager", fullgraph=True)(x)
+    assert not any(each.requires_grad for each in found)
     for one, other in zip(found, loss_and_gradient(x), strict=True):
+        assert_close(one.full_tensor(), other.detach().full_tensor())
+
+
+def test_a_result_whose_history_can_be_used_again_breaks(mesh):
+    def sum_and_gradient(x):
+        result = x + 1
+        return result, grad(result.sum(), x)[0]
+
+    x = leaf(mesh)
+    with pytest.raises(Exception, match="consumed"):
+        torch.compile(sum_and_gradient, backend="aot_eager", fullgraph=True)(x)
+    torch.compiler.reset()
+    found = torch.compile(sum_and_gradient, backend="aot_eager")(x)
+    for one, other in zip(found, sum_and_gradient(x), strict=True):
         assert_close(one.detach().full_tensor(), other.detach().full_tensor())
 
 

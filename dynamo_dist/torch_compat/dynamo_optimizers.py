@@ -1,0 +1,272 @@
+"""Dynamo's tracker of optimizers, and what torch keeps Dynamo from tracing of them.
+
+Seen in 2.13 to 2.15.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch._dynamo.config as _dynamo_config
+import torch._dynamo.variables.builder as _builder
+from torch import fx
+from torch._dynamo.source import OptimizerSource, is_from_optimizer_source
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.hashable import HashableTracker
+from torch._dynamo.variables.lazy import LazyCache, LazyVariableTracker
+from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch.optim import SGD, Adafactor, Optimizer
+from torch.optim import optimizer as _optimizer
+
+from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Patch
+
+_STEP_WRAPPER = _optimizer._use_grad_for_differentiable(lambda self: None).__code__
+_DISABLED = "_torchdynamo_orig_callable"  # of a function that Dynamo is kept from
+
+
+def _enabled(function: Any) -> Any:
+    """Return the function that torch wraps to keep Dynamo from it."""
+    return getattr(function, _DISABLED, function)
+
+
+def on_step_breaks(in_whole_step: Callable[[Any], bool]) -> list[Patch]:
+    """Pass over the graph breaks that ``Optimizer.step`` has around an update, where
+    ``in_whole_step(tx)``.
+
+    Torch breaks there so that AOTAutograd sees a graph without gradients.
+    """
+
+    def answer(tx: Any, args: Any, kwargs: Any) -> Any:
+        if tx.f_code is _STEP_WRAPPER and in_whole_step(tx):
+            return dynamo_building.build(tx, None)
+        return None
+
+    return dynamo_trackers.on_function(torch._dynamo.graph_break, answer)
+
+
+def on_fused_updates(in_whole_step: Callable[[Any], bool]) -> list[Patch]:
+    """Trace the for-loop in place of a fused update of ``torch.optim``, where
+    ``in_whole_step(tx)``.
+
+    Torch keeps Dynamo from fused updates: their operators have no fake kernels on the CPU. Inductor
+    fuses the loop, which takes the same arguments and computes the same but for rounding.
+    """
+
+    def matches(value: Any) -> bool:
+        # Torch wraps them as the first function is compiled: their ids are not known before.
+        is_disabled = _DISABLED in vars(value) and value.__name__.startswith(_FUSED)
+        return is_disabled and value.__module__.startswith("torch.optim.")
+
+    def make(tx: Any, value: Any, source: Any) -> Any:
+        if not in_whole_step(tx):
+            return None
+        loop = value.__name__.replace(_FUSED, _LOOP, 1)
+        return dynamo_building.build(tx, _enabled(value).__globals__[loop])
+
+    return dynamo_trackers.on_values(FunctionType, matches, make)
+
+
+_FUSED, _LOOP = "_fused_", "_single_tensor_"
+
+
+def on_scheduled_steps(
+    is_ours: Callable[[Any], bool], before: Callable[[Any, Optimizer], None]
+) -> list[Patch]:
+    """Trace ``optimizer.step`` under the wrapper that a scheduler puts round it, where
+    ``is_ours(tx)``, after ``before(tx, optimizer)``; upstream skips all of the file it is in.
+    """
+
+    def make(tx: Any, value: Any, source: Any) -> Any:
+        if not is_ours(tx):
+            return None
+        inside = inspect.getclosurevars(value).nonlocals
+        optimizer, step = inside["opt_ref"](), inside["func"]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before(tx, optimizer)
+            # All that the wrapper does: schedulers ask for it once, before their first step.
+            optimizer._opt_called = True
+            tracker = dynamo_building.build_by_weakref(tx, optimizer)
+            return dynamo_building.build(tx, step).call_function(tx, [tracker, *args], kwargs)
+
+        return dynamo_building.build_callable(call)
+
+    return dynamo_trackers.on_values(
+        FunctionType, lambda value: "_wrapped_by_lr_sched" in vars(value), make
+    )
+
+
+def learning_rates_are_inputs(is_whole_step: Callable[[Any], bool]) -> list[Patch]:
+    """Make an optimizer's learning rate an input of the graph, where ``is_whole_step(tx)``.
+
+    Upstream makes it a constant, and a symbol once it has changed; but symbols that are no factor
+    of a product become constants again, and each rate is another graph.
+    """
+
+    def make(tx: Any, value: float, source: Any) -> Any:
+        if not is_whole_step(tx) or not _is_learning_rate(tx, source):
+            return None
+        with _dynamo_config.patch(specialize_float=False, assume_static_by_default=False):
+            return VariableBuilder(tx, source).wrap_symfloat(value)
+
+    return dynamo_trackers.on_values(float, math.isfinite, make)
+
+
+def _is_learning_rate(tx: Any, source: Any) -> bool:
+    if not is_from_optimizer_source(source) or getattr(source, "index", None) != _RATE:
+        return False
+    while not isinstance(source, OptimizerSource):
+        source = source.base
+    # It compares the rate with a number that it reads from its steps, which no input allows.
+    return not isinstance(tx.output.resolve_source_value(source), Adafactor)
+
+
+_RATE = "lr"
+
+
+def _rate_as_tensor(tx: Any, group: Any) -> None:
+    """Have the update read its group's learning rate as a tensor: with a number that changes, an
+    operation of the graph is another one each time.
+    """
+    key = HashableTracker(ConstantVariable.create(_RATE))
+    rate = dynamo_building.realized(group.items[key]) if key in group.items else None
+    # It was read before the graph was known to be a whole step.
+    if isinstance(rate, ConstantVariable) and _is_learning_rate(tx, rate.source):
+        dynamo_calls.expect_gradients(tx)
+    if not isinstance(rate, SymNodeVariable):
+        return
+    number = rate.as_proxy().node
+    (given,) = number.args
+    proxy = fx.Proxy(given, tx.output.root_tracer)
+    group.items[key] = _builder.wrap_fx_proxy_cls(
+        TensorVariable, tx=tx, proxy=proxy, example_value=given.meta["example_value"]
+    )
+    dynamo_calls.trace_state(tx, list, _NUMBERS).append((group.items, key, rate))
+
+
+_NUMBERS = "_dynamo_dist_rates"  # of a trace: what the update reads as tensors
+
+
+def read_numbers_again(tx: Any) -> None:
+    """Have the program read learning rates as the numbers that they are, behind the update."""
+    rates = dynamo_calls.trace_state(tx, list, _NUMBERS)
+    while rates:
+        items, key, rate = rates.pop()
+        items[key] = rate
+
+
+class OptimizerTracker(OptimizerVariable):
+    """Traces ``Optimizer._init_group`` where the graph holds gradients; upstream refuses those.
+
+    Upstream runs the real method, which sees no gradient that is still to be computed.
+    """
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name != "_init_group" or not _has_gradients_in_graph(self.value, tx):
+            return super().call_method(tx, name, args, kwargs)
+        _rate_as_tensor(tx, dynamo_building.realized(args[0]))
+        _make_states(self.value, tx)
+        method = UserFunctionVariable(_init_group_of(self.value))
+        return method.call_function(tx, [self, *args], kwargs)
+
+
+def on_gradients_in_graph() -> list[Patch]:
+    """Trace optimizers' updates where the graph holds gradients."""
+    return dynamo_trackers.retrack_values(Optimizer, OptimizerTracker)
+
+
+def _init_group_of(optimizer: Any) -> Any:
+    return _enabled(type(optimizer)._init_group)
+
+
+def _has_gradients_in_graph(optimizer: Optimizer, tx: Any) -> bool:
+    effects = tx.output.side_effects
+    found = (
+        effects.id_to_variable.get(id(parameter))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+    return any(each is not None and effects.has_pending_mutation(each) for each in found)
+
+
+def _make_states(optimizer: Optimizer, tx: Any) -> None:
+    """Make what the first step would make, so that the second finds a graph that fits.
+
+    States of optimizers by others are made in the graph: nothing is known of their arguments.
+    """
+    init_group = _init_group_of(optimizer)
+    if not init_group.__module__.startswith("torch.optim."):
+        return
+    # The group, and a list for each kind of tensor.
+    lists = len(inspect.signature(init_group).parameters) - 2
+    for group in optimizer.param_groups:
+        new = [p for p in group["params"] if p not in optimizer.state and _has_gradient(p, tx)]
+        if new:
+            _init_states(optimizer, init_group, {**group, "params": new}, lists)
+
+
+def _init_states(optimizer: Optimizer, init_group: Any, group: dict[str, Any], lists: int) -> None:
+    parameters = group["params"]
+    saved = [parameter.grad for parameter in parameters]
+    try:
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            init_group(optimizer, group, *([] for _ in range(lists)))
+            # The first step of SGD takes the gradient for its momentum. With zeros the same comes
+            # out, unless it dampens, which it does from the second step on.
+            if isinstance(optimizer, SGD) and group["momentum"] and not group["dampening"]:
+                for parameter in parameters:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    finally:
+        for parameter, gradient in zip(parameters, saved, strict=True):
+            parameter.grad = gradient
+
+
+def _has_gradient(parameter: torch.Tensor, tx: Any) -> bool:
+    variable = tx.output.side_effects.id_to_variable.get(id(parameter))
+    if variable is None:
+        return parameter.grad is not None
+    gradient = dynamo_building.realized(variable.var_getattr(tx, "grad"))
+    return not gradient.is_constant_none()
+
+
+class _Outdated(LazyCache):
+    """A value that something behind the graph will change: reading it breaks the graph."""
+
+    def __init__(self, tracker: Any, refuse: Callable[[], None]) -> None:
+        super().__init__(None, tracker.source)
+        self.tracker, self.refuse = tracker, refuse
+
+    def realize(self) -> None:
+        self.refuse()
+
+
+def outdate_rates(tx: Any, optimizer: Optimizer, refuse: Callable[[], None]) -> None:
+    """Have the program read no learning rate of an optimizer from here on: ``refuse()`` breaks."""
+    for items, key in _rates(tx, optimizer):
+        items[key] = LazyVariableTracker(_Outdated(items[key], refuse))
+
+
+def restore_rates(tx: Any, optimizer: Optimizer) -> None:
+    """Undo ``outdate_rates``."""
+    for items, key in _rates(tx, optimizer):
+        if isinstance(cache := getattr(items[key], "_cache", None), _Outdated):
+            items[key] = cache.tracker
+
+
+def _rates(tx: Any, optimizer: Optimizer) -> Iterator[tuple[Any, Any]]:
+    key = HashableTracker(ConstantVariable.create(_RATE))
+    for group in optimizer.param_groups:
+        tracker = tx.output.side_effects.id_to_variable.get(id(group))
+        if tracker is not None and key in tracker.items:
+            yield tracker.items, key

@@ -1,0 +1,17 @@
+"""Whole steps of tensor parallel, FSDP2 and DDP modules on two and four ranks, beside eager."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["tp", "fsdp2", "ddp"])
+def test_step_is_one_graph_with_eagers_numbers_and_launches(on_ranks, wrapper):
+    on_ranks(Path(__file__).with_name("ranks_worker.py"), 2, wrapper)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["hsdp", "fsdp2 x tp"])
+def test_step_on_a_mesh_of_two_by_two(on_ranks, wrapper):
+    on_ranks(Path(__file__).with_name("ranks_worker.py"), 4, wrapper)
