@@ -253,8 +253,8 @@ OWN: tuple[Cause, ...] = (
         ),
     ),
     Cause(
-        name="rate_behind_scheduler",
-        kind=r"^learning rate read behind scheduler\.step\(\) in one graph$",
+        name="rate_after_scheduler",
+        kind=r"^learning rate read after scheduler\.step\(\) in one graph$",
         why=(
             "A scheduler steps when the graph has run: what reads a learning rate behind it, such "
             "as another optimizer.step(), would read the rate from before."

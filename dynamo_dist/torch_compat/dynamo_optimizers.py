@@ -157,7 +157,7 @@ _NUMBERS = "_dynamo_dist_rates"  # of a trace: what the update reads as tensors
 
 
 def read_numbers_again(tx: Any) -> None:
-    """Have the program read learning rates as the numbers that they are, behind the update."""
+    """Have the program read learning rates as the numbers that they are, after the update."""
     rates = dynamo_calls.trace_state(tx, list, _NUMBERS)
     while rates:
         items, key, rate = rates.pop()
@@ -241,7 +241,7 @@ def _has_gradient(parameter: torch.Tensor, tx: Any) -> bool:
 
 
 class _Outdated(LazyCache):
-    """A value that something behind the graph will change: reading it breaks the graph."""
+    """A value that something after the graph will change: reading it breaks the graph."""
 
     def __init__(self, tracker: Any, refuse: Callable[[], None]) -> None:
         super().__init__(None, tracker.source)

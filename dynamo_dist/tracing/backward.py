@@ -2,8 +2,8 @@
 
 A setting has torch trace ``backward()``, as gradients that the graph computes and accumulates. In
 what names our backend it is traced so, and a training step is one graph. That omits what else
-eager's engine does: such a graph is guarded to have no gradient hooks on its inputs. Hooks behind
-the accumulation, such as optimizers in backward, are traced behind the backward: eager mode calls
+eager's engine does: such a graph is guarded to have no gradient hooks on its inputs. Hooks after
+the accumulation, such as optimizers in backward, are traced after the backward: eager mode calls
 each as soon as its gradient is there. DDP and FSDP2, which reduce through hooks, are traced with
 reductions of their own.
 
@@ -64,7 +64,7 @@ def _after_backward(tx: Any, leaves: list[tuple[Any, torch.Tensor]]) -> None:
     unsharded_parameters.reshard(tx)
     # Backwards, as eager mode's engine goes, as far as the order of use is that of the leaves.
     for leaf, _ in reversed(leaves):
-        hooks = [] if leaf is None else _hooks_behind(dynamo_calls.real_tensor(tx, leaf))
+        hooks = [] if leaf is None else _hooks_after(dynamo_calls.real_tensor(tx, leaf))
         if hooks:
             trackers: list[Any] = [dynamo_building.build_by_weakref(tx, each) for each in hooks]
             given = [leaf, dynamo_building.build_list(tx, trackers)]
@@ -126,7 +126,7 @@ def _guard(tx: Any, wanted: list[Any], refuse: Callable[[str], NoReturn]) -> Non
         except Exception:
             refuse("An input of the graph cannot be looked at while tracing.")
         if id(tracker) in asked and (
-            tensor._backward_hooks or any(map(fsdp2.is_own_hook, _hooks_behind(tensor)))
+            tensor._backward_hooks or any(map(fsdp2.is_own_hook, _hooks_after(tensor)))
         ):
             refuse(
                 "A hook stands on a tensor whose gradient is asked for; a graph would not run it."
@@ -137,11 +137,11 @@ def _guard(tx: Any, wanted: list[Any], refuse: Callable[[str], NoReturn]) -> Non
 
 
 def _history(tensor: torch.Tensor) -> tuple[bool | int, ...]:
-    hooks = _hooks_behind(tensor)
+    hooks = _hooks_after(tensor)
     return tensor.grad_fn is None, bool(tensor._backward_hooks), *map(id, hooks)
 
 
-def _hooks_behind(tensor: torch.Tensor) -> list[Any]:
+def _hooks_after(tensor: torch.Tensor) -> list[Any]:
     """The hooks that eager mode calls when a gradient is accumulated."""
     return list((tensor._post_accumulate_grad_hooks or {}).values())
 

@@ -266,7 +266,7 @@ def _hand_over(param: Any, leaf: torch.Tensor) -> None:
 
 
 def is_own_hook(hook: object) -> bool:
-    """Return whether a hook behind accumulation is what a leaf here has in place of the user's."""
+    """Return whether a hook after accumulation is what a leaf here has in place of the user's."""
     return isinstance(hook, functools.partial) and hook.func in (_keep, _hand_over)
 
 
@@ -352,7 +352,7 @@ def _refuse_unread(tx: InstructionTranslatorBase, state: Any) -> None:
 
 
 def _leave_unsharded(tx: Any, state: Any) -> None:
-    """Leave gathered what FSDP2 does, for uses behind the forward, until a backward frees it.
+    """Leave gathered what FSDP2 does, for uses after the forward, until a backward frees it.
 
     Of modules inside the root only where no gradients are asked for: leaving a parameter and
     adding what a loss read of it takes some 40 us each on the host, in every step.

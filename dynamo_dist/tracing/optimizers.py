@@ -48,7 +48,7 @@ def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
 
 
 class _Later:
-    """Steps a scheduler when its attribute is set, which compiled code does behind the graph."""
+    """Steps a scheduler when its attribute is set, which compiled code does after the graph."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = ref(scheduler)
@@ -89,13 +89,13 @@ def _zero_grad(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return dynamo_building.call_traced(tx, zero_grad, args, kwargs)
 
 
-def _behind_update(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """What torch calls behind an update, for its profiler; upstream traces it."""
+def _after_update(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """What torch calls after an update, for its profiler; upstream traces it."""
     dynamo_optimizers.read_numbers_again(tx)
 
 
 def _deferred(tx: Any) -> dict[int, tuple[Any, list[Any]]]:
-    """The schedulers that are stepped behind the graph, by id, with the arguments of each step."""
+    """The schedulers that are stepped after the graph, by id, with the arguments of each step."""
     found: dict[int, Any] = dynamo_calls.trace_state(tx, dict, "_dynamo_dist_schedulers")
     return found
 
@@ -121,7 +121,7 @@ def _step(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def _refuse() -> None:
     dynamo_building.graph_break(
-        "learning rate read behind scheduler.step() in one graph",
+        "learning rate read after scheduler.step() in one graph",
         "LRScheduler.step",
         "The scheduler steps when the graph has run, and the graph would read the rate from before "
         "the step.",
@@ -153,7 +153,7 @@ def answers() -> dict[object, Callable[..., Any]]:
     classes = [each for each in vars(lr_scheduler).values() if inspect.isclass(each)]
     return {
         Optimizer.zero_grad: _zero_grad,
-        Optimizer._optimizer_step_code: _behind_update,
+        Optimizer._optimizer_step_code: _after_update,
         **{each.step: _step for each in classes if issubclass(each, LRScheduler)},
     }
 
