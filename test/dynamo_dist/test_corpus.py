@@ -50,6 +50,7 @@ def run(names, folder, part, *options, plugin="dynamo_dist"):
     return out, forked.Script(*command, cwd=CORPUS, env=env, together=folder / f"log{part}")
 
 
+@pytest.mark.main
 @pytest.mark.parametrize(
     "every", [3, pytest.param(1, marks=pytest.mark.sweep)], ids=["a third", "all"]
 )
@@ -140,6 +141,7 @@ ON_RANKS = """all_gather_list reduce_scatter_list autograd_function_pg_global as
 redistribute_uneven redistribute_partial_2d mlp_nobias loss_parallel_inside coalescing_manager""".split()
 
 
+@pytest.mark.main
 def test_programs_equal_eager_on_eight_real_ranks():
     part = PARTS["corpus-ranks"]
     found = dict(ranks.run(part, ON_RANKS, "ours", part.seconds))

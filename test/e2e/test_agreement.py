@@ -7,7 +7,7 @@ import time
 import forked
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.main]
 
 WORKER = """
 import sys, torch, torch.distributed as dist

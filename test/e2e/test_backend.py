@@ -17,7 +17,7 @@ import dynamo_dist
 from inductor_passes.report import recorder
 from inductor_passes.testing import fake_group
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.main]
 D = 32
 
 

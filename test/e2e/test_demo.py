@@ -51,6 +51,7 @@ def namespaces_of(pid):
     return {name for name in listed.stdout.split() if name in (f"dd{pid}a", f"dd{pid}b")}
 
 
+@pytest.mark.main
 @pytest.mark.slow
 def test_training_on_two_ranks(tmp_path, one_cache):
     done = demo(
@@ -81,6 +82,7 @@ def test_training_on_two_ranks(tmp_path, one_cache):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep  # conformance and README's example show FSDP2 on ranks
 def test_data_parallel_on_two_ranks(tmp_path):
     done = demo(
         *("--parallel", "fsdp", "--steps", 3, "--layers", 1, "--hidden", 128, "--sequence", 64),

@@ -17,6 +17,7 @@ CHILD = Path(__file__).with_name("logs_child.py")
 LINE = "logs_child.py:18: y = (x @ w).redistribute(placements=[Shard(0)]).to_local()"
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.main,
     pytest.mark.skipif(not INSTALLED, reason="the backend is named by an installed package only"),
 ]
 

@@ -17,6 +17,7 @@ def test_every_option_is_documented():
     assert [key for key in own_keys() if f"`{key}`" not in table] == []
 
 
+@pytest.mark.main
 @pytest.mark.slow
 def test_the_example(tmp_path, torchrun):
     (example,) = re.findall(r"```python\n(# train\.py.*?)```", README.read_text(), re.DOTALL)

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 from fuzzing.unlike.idle import Idleness  # noqa: E402 - tools are no package
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.main]
 WORKER = Path(__file__).with_name("unlike_worker.py")
 CASES = re.findall(r"^        (\w+),$", WORKER.read_text().partition("\nCASES = ")[2], re.MULTILINE)
 # Nothing here has a reason to wait for the deadline: ranks that compute nothing for as long as

@@ -110,7 +110,7 @@ def parity(*arguments, timeout=600, more=()):
 @pytest.mark.slow
 def test_programs_that_hang_or_die_are_lost_and_the_run_goes_on(tmp_path):
     (tmp_path / "bad_programs.py").write_text(BAD)
-    code, parts = parity("--plant", "bad_programs", "--seconds", "20", more=[str(tmp_path)])
+    code, parts = parity("--plant", "bad_programs", "--seconds", "10", more=[str(tmp_path)])
     assert code == 1
     names = parts["planted"]["names"]
     assert set(names["lost"]) == {"dies", "hangs", "raises"}
@@ -141,7 +141,7 @@ def prepare(part, side):
 """
 
 
-SAMPLE = "^(nn_functional_(mse_loss|conv2d|avg_pool2d|prelu)|norm_inf|scatter_reduce_sum|cummax)$"
+SAMPLE = "^(nn_functional_(conv2d|prelu)|scatter_reduce_sum)$"
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_strategies_of_a_sample(tmp_path):
     """Upstream is found wrong where it is, ours is right, and records are resumed."""
     arguments = ("--part", "strategies", "--only", SAMPLE, "--results", str(tmp_path))
     code, parts = parity(*arguments)
-    assert code == 0 and parts["strategies"]["same"] + parts["strategies"]["gained"] == 7
+    assert code == 0 and parts["strategies"]["same"] + parts["strategies"]["gained"] == 3
     files = {path: path.read_text() for path in tmp_path.rglob("*.jsonl")}
     (upstream,) = (text for path, text in files.items() if path.parent.name.startswith("upstream"))
     ends = {record["name"]: record for record in map(json.loads, upstream.splitlines())}

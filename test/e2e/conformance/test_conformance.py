@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.main]
 FOLDER = Path(__file__).parent
 NAME = re.compile(r'^@program\("(\w+)"[^\n]*\)\ndef (\w+)\(', re.MULTILINE)
 PROGRAMS = [

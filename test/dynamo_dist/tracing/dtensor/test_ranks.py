@@ -9,6 +9,7 @@ import pytest
 WORKER = Path(__file__).with_name("ranks_worker.py")
 
 
+@pytest.mark.main
 @pytest.mark.slow
 def test_compiled_is_eager_on_every_rank(on_ranks):
     on_ranks(WORKER, ranks=4)

@@ -11,6 +11,7 @@ WORKER = Path(__file__).with_name("gloo_worker.py")
 SIZE = 4
 
 
+@pytest.mark.main
 @pytest.mark.slow
 def test_every_rank_equals_eager(on_ranks, tmp_path):
     on_ranks(WORKER, SIZE, tmp_path)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.main
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["tp", "fsdp2", "ddp"])
 def test_step_is_one_graph_with_eagers_numbers_and_launches(on_ranks, wrapper):
