@@ -50,7 +50,6 @@ def run(names, folder, part, *options, plugin="dynamo_dist"):
     return out, forked.Script(*command, cwd=CORPUS, env=env, together=folder / f"log{part}")
 
 
-@pytest.mark.main
 @pytest.mark.parametrize(
     "every", [3, pytest.param(1, marks=pytest.mark.sweep)], ids=["a third", "all"]
 )

@@ -7,7 +7,6 @@ import pytest
 WORKER = Path(__file__).with_name("draws_worker.py")
 
 
-@pytest.mark.main
 @pytest.mark.slow
 def test_replicas_draw_alike(on_ranks):
     on_ranks(WORKER, ranks=4, timeout=420)

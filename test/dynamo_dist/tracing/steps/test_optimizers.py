@@ -44,7 +44,21 @@ def build(name, options):
     return model.parameters(), whole_step.plain_step(model, optimizer)
 
 
-WHOLE = [pytest.param(*each, id=" ".join(each)) for each in FORMS if each != READS_ITS_STEP]
+# One of each kind of loop; all of them are seconds.
+FAST = {
+    ("SGD", "momentum"),
+    ("SGD", "fused momentum"),
+    ("Adam", "foreach"),
+    ("AdamW", "for-loop"),
+    ("AdamW", "fused"),
+    ("AdamW", "tensor as rate"),
+    ("Muon", "for-loop"),
+}
+WHOLE = [
+    pytest.param(*each, id=" ".join(each), marks=() if each in FAST else pytest.mark.slow)
+    for each in FORMS
+    if each != READS_ITS_STEP
+]
 
 
 @pytest.mark.parametrize(("name", "form"), WHOLE)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.main
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapper", ["tp", "fsdp2", "ddp"])
+@pytest.mark.parametrize("wrapper", ["tp", "fsdp2", pytest.param("ddp", marks=pytest.mark.main)])
 def test_step_is_one_graph_with_eagers_numbers_and_launches(on_ranks, wrapper):
     on_ranks(Path(__file__).with_name("ranks_worker.py"), 2, wrapper)
 
