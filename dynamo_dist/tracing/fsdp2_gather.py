@@ -159,7 +159,7 @@ class Gather:
         Divisions are where FSDP2 has them.
         """
         if HOOKS in self.takes:
-            grad = _with_kept(grad, self.key, HOOKS)
+            grad = _hooked(grad, self.key)
         if self.reduce_dtype is not None:
             grad = grad.to(self.reduce_dtype)
         # Before any division: FSDP2 divides the sum of micro-batches once, when it reduces.
@@ -246,6 +246,12 @@ def _with_kept(grad: torch.Tensor, key: str, what: str) -> torch.Tensor:
     return grad
 
 
+def _hooked(grad: torch.Tensor, key: str) -> torch.Tensor:
+    grad = grad.clone(memory_format=torch.contiguous_format)
+    torch.ops.dynamo_dist_parallel.call_hooks_(grad, key)
+    return grad
+
+
 def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:
     return tensor if by == 1 else tensor / by
 
@@ -283,6 +289,7 @@ _library.define(
 _library.define(
     "add_kept_(Tensor(a!) grad, str key, str what) -> ()", tags=(torch.Tag.cudagraph_unsafe,)
 )
+_library.define("call_hooks_(Tensor(a!) grad, str key) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
 
 
 def _gather(
@@ -328,20 +335,31 @@ def _gather(
 _library.impl("gather", _gather, "CompositeImplicitAutograd")
 
 
+def _kept_under(key: str) -> tuple[Keeper, tuple[int, int]]:
+    name, group, place = key.rsplit("/", 2)
+    return KEEPERS[name], (int(group), int(place))
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _add_kept(grad: torch.Tensor, key: str, what: str) -> None:
-    name, *places = key.rsplit("/", 2)
-    keeper, path = KEEPERS[name], (int(places[0]), int(places[1]))
-    if what == HOOKS:
-        grad.copy_(keeper.call_hooks(path, grad.clone()))  # hooks may keep what they are given
-        return
+    keeper, path = _kept_under(key)
     # Looked up when the backward runs: whether anything is kept is known only then.
     kept = keeper.take(path, what)
     if kept is not None:
         grad += kept.reshape(grad.shape)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _call_hooks(grad: torch.Tensor, key: str) -> None:
+    keeper, path = _kept_under(key)
+    grad.copy_(keeper.call_hooks(path, grad.clone()))  # hooks may keep what they are given
+
+
 _library.impl("add_kept_", _add_kept, "CompositeExplicitAutograd")
 torch.library.register_fake(
     "dynamo_dist_parallel::add_kept_", lambda grad, key, what: None, lib=_library
+)
+_library.impl("call_hooks_", _call_hooks, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "dynamo_dist_parallel::call_hooks_", lambda grad, key: None, lib=_library
 )
