@@ -275,5 +275,5 @@ def _digest(op: dtensor_specs.OpOverload, function: dtensor_dispatch.Strategy) -
     except (OSError, TypeError):
         # Made by exec or at a prompt: its code is all there is.
         source = repr(getattr(function, "__code__", function))
-    helpers = digest_of_sources(getattr(function, "__module__", ""))
+    helpers = digest_of_sources(getattr(function, "__module__", None) or "")  # None: of an exec()
     return hashlib.sha256(f"{op} {source} {helpers}".encode()).hexdigest()[:12]

@@ -15,11 +15,26 @@ import torch
 def scale(x: torch.Tensor, by: float) -> torch.Tensor:
     return x * by
 """
+STEP = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=4)
+batches = [torch.randn(4, 8) for _ in range(3)]
+"""
+STEPPED = """
+from torch._dynamo.utils import counters
+assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+assert scheduler.last_epoch == 3 and not loss.requires_grad
+"""
 # What a page does not say: names of a program that it supposes.
 SUPPOSED = {
     "own-pass": ("", "assert 'count_sums' in inductor_passes.registered_passes()"),
     "sharding-rule": (MYLIB, ""),
     "tracker": ("", ""),
+    "training-step": (STEP, STEPPED),
     "own-package": (
         "import inductor_passes",
         "inductor_passes.register_extension(Deepen()); inductor_passes.options(depth=3)",
