@@ -236,7 +236,9 @@ def _has_gradient(parameter: torch.Tensor, tx: Any) -> bool:
     variable = tx.output.side_effects.id_to_variable.get(id(parameter))
     if variable is None:
         return parameter.grad is not None
-    gradient = dynamo_building.realized(variable.var_getattr(tx, "grad"))
+    # Called ``var_getattr`` up to 2.13.
+    read = getattr(variable, "tp_getattro_impl", None) or variable.var_getattr
+    gradient = dynamo_building.realized(read(tx, "grad"))
     return not gradient.is_constant_none()
 
 
