@@ -106,6 +106,7 @@ def model_of(kind: str, bias: bool, sparse: bool) -> Any:
 
 def build(name: str, form: str, kind: str) -> tuple[list[Any], Callable[[Any], Any]]:
     """Parameters and the step."""
+    import whole_step
     from torch import optim
 
     # Muon takes matrices alone, and SparseAdam sparse gradients.
@@ -120,23 +121,8 @@ def build(name: str, form: str, kind: str) -> tuple[list[Any], Callable[[Any], A
     parameters = list(model.parameters())
     optimizer = cls(parameters, **options)
 
-    def step(x: Any) -> Any:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    def step_with_closure(x: Any) -> Any:
-        def closure() -> Any:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            return loss
-
-        return optimizer.step(closure)
-
-    return parameters, step_with_closure if name == "LBFGS" else step
+    make = whole_step.closure_step if name == "LBFGS" else whole_step.plain_step
+    return parameters, make(model, optimizer)
 
 
 def batches(name: str) -> list[Any]:

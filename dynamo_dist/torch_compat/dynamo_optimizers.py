@@ -171,7 +171,8 @@ class OptimizerTracker(OptimizerVariable):
     """
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name != "_init_group" or not _has_gradients_in_graph(self.value, tx):
+        is_ours = name == "_init_group" and dynamo_calls.is_our_backend(tx)
+        if not is_ours or not _has_gradients_in_graph(self.value, tx):
             return super().call_method(tx, name, args, kwargs)
         _rate_as_tensor(tx, dynamo_building.realized(args[0]))
         _make_states(self.value, tx)

@@ -39,6 +39,21 @@ def plain_step(model: nn.Module, optimizer: Any) -> Step:
     return step
 
 
+def closure_step(model: nn.Module, optimizer: Any) -> Step:
+    """The same with a closure, which the optimizer calls as often as it wants."""
+
+    def step(x: Any) -> Any:
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    return step
+
+
 def compare(
     build: Callable[[], tuple[Any, ...]],
     inputs: Sequence[Any] | None = None,

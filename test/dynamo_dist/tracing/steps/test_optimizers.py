@@ -78,17 +78,7 @@ def test_first_momentum_that_is_not_dampened_takes_a_second_graph():
 def lbfgs():
     model = whole_step.network()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
-
-    def step(x):
-        def closure():
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            return loss
-
-        return optimizer.step(closure)
-
-    return model.parameters(), step
+    return model.parameters(), whole_step.closure_step(model, optimizer)
 
 
 def sparse_adam():

@@ -414,17 +414,7 @@ def test_hook_behind_accumulation_that_breaks_runs_as_eagerly():
 
 def with_closure():
     model, optimizer = parts()
-
-    def step(x):
-        def closure():
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            return loss
-
-        return optimizer.step(closure)
-
-    return model.parameters(), step
+    return model.parameters(), whole_step.closure_step(model, optimizer)
 
 
 def test_closure_runs_as_eagerly():
