@@ -28,7 +28,7 @@ from statistics import geometric_mean, quantiles
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tools" / "demo"), str(ROOT / "test" / "support")]
+sys.path.insert(0, str(ROOT / "tools" / "demo"))
 WAYS = {"eager": "eager", "blocks": "upstream", "separate": "ours", "whole": "ours"}
 PARALLEL = ("tensor", "fsdp", "ddp")
 IN_TURN = 5  # the first of them fills caches that switching the plugin has emptied
@@ -60,7 +60,7 @@ def worker(options: argparse.Namespace) -> None:
             return DistributedDataParallel(data._from_pretrained(options.work / "checkpoint"))
         return data.load(options.work / "checkpoint", options.parallel, mesh)
 
-    def build(way: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.nn.Module]:
+    def build(way: str) -> Callable[[torch.Tensor], torch.Tensor]:
         model = load()
         inner = getattr(model, "module", model)
         # Tensor parallelism leaves norms plain tensors: a list may not mix the two kinds.
@@ -78,13 +78,13 @@ def worker(options: argparse.Namespace) -> None:
             return loss.detach()
 
         whole = torch.compile(step, backend="dynamo_dist", fullgraph=True)
-        return (whole if way == "whole" else step), model
+        return whole if way == "whole" else step
 
     found: dict[str, Any] = {}
     steps: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
     for way in options.ways:
         with plugin_for(WAYS[way]):
-            steps[way], _ = build(way)
+            steps[way] = build(way)
             dist.barrier()
             before, start = unique_graphs(), time.perf_counter()
             loss = steps[way](batches[0]).item()
