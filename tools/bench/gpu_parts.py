@@ -33,6 +33,8 @@ PARTS = {
     "schedule": "gpu_schedule:measure_schedule",
     "costs": "gpu_costs:measure_costs",
     "host": "gpu_host:measure_host",
+    "small_step": "gpu_step:measure_small_step",
+    "large_step": "gpu_step:measure_large_step",
     "tests_of_two": "gpu_tests:two_processes",
 }
 
