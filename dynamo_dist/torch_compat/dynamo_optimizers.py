@@ -15,6 +15,7 @@ import torch
 import torch._dynamo.config as _dynamo_config
 import torch._dynamo.variables.builder as _builder
 from torch import fx
+from torch._dynamo.decorators import mark_static_address
 from torch._dynamo.source import OptimizerSource, is_from_optimizer_source
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
@@ -25,6 +26,7 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch.optim import SGD, Adafactor, Optimizer
 from torch.optim import optimizer as _optimizer
+from torch.utils._pytree import tree_leaves
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_trackers
 from dynamo_dist.torch_compat.patching import Patch
@@ -176,6 +178,8 @@ class OptimizerTracker(OptimizerVariable):
             return super().call_method(tx, name, args, kwargs)
         _rate_as_tensor(tx, dynamo_building.realized(args[0]))
         _make_states(self.value, tx)
+        self.move_step_if_cpu()
+        _mark_static(self.value)
         method = UserFunctionVariable(_init_group_of(self.value))
         return method.call_function(tx, [self, *args], kwargs)
 
@@ -231,6 +235,17 @@ def _init_states(optimizer: Optimizer, init_group: Any, group: dict[str, Any], l
     finally:
         for parameter, gradient in zip(parameters, saved, strict=True):
             parameter.grad = gradient
+
+
+def _mark_static(optimizer: Optimizer) -> None:
+    """Have CUDA graphs update states where they lie; a graph that writes to another input is none.
+
+    Without a guard, unlike upstream: a CUDA graph compares addresses itself, and is recorded again
+    after a state dict has been loaded.
+    """
+    for value in tree_leaves(list(optimizer.state.values())):
+        if isinstance(value, torch.Tensor):
+            mark_static_address(value, guard=False)
 
 
 def _has_gradient(parameter: torch.Tensor, tx: Any) -> bool:
