@@ -130,6 +130,7 @@ def why_no_link():
 
 
 @pytest.mark.slow
+@pytest.mark.sweep  # each night runs it
 def test_two_hosts_on_a_slow_link():
     if reason := why_no_link():
         pytest.skip(reason)
@@ -146,6 +147,7 @@ def test_two_hosts_on_a_slow_link():
 
 
 @pytest.mark.slow
+@pytest.mark.sweep  # each night runs it
 def test_training_on_a_slow_link(tmp_path, one_cache):
     if reason := why_no_link():
         pytest.skip(reason)

@@ -160,6 +160,7 @@ def test_strategies_of_a_sample(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep  # the corpus and conformance show most of it, and each night runs it
 def test_the_quick_part_loses_nothing():
     code, parts = parity("--quick", "--jobs", "2", timeout=1200)
     found = {part: row["names"] for part, row in parts.items()}

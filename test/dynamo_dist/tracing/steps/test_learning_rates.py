@@ -18,7 +18,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_scheduler_outside_of_the_graph(name):
     def build():
-        model = whole_step.network()
+        model = whole_step.network(bias=False)
         optimizer = OPTIMIZERS[name](model.parameters())
         scheduler = lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i))
         return model.parameters(), whole_step.plain_step(model, optimizer), scheduler.step
@@ -28,7 +28,7 @@ def test_scheduler_outside_of_the_graph(name):
 
 def test_rate_that_the_program_sets_in_groups():
     def build():
-        model = whole_step.network()
+        model = whole_step.network(bias=False)
         groups = [{"params": [each], "lr": 0.1} for each in model.parameters()]
         optimizer = torch.optim.SGD(groups, lr=0.1)
 
@@ -43,7 +43,7 @@ def test_rate_that_the_program_sets_in_groups():
 
 def test_step_that_begins_with_zero_grad_and_returns_its_rate():
     def build():
-        model = whole_step.network()
+        model = whole_step.network(bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
 
@@ -79,7 +79,7 @@ def test_scheduler_in_the_graph(name):
     made = []
 
     def build():
-        model = whole_step.network()
+        model = whole_step.network(bias=False)
         optimizer = OPTIMIZERS["sgd"](model.parameters())
         scheduler = SCHEDULERS[name](optimizer)
         made.append(scheduler)
@@ -118,7 +118,7 @@ def another_step(optimizer, scheduler, x):
 @pytest.mark.parametrize("read", [rate_from_groups, rate_from_the_scheduler, another_step])
 def test_what_reads_the_rate_behind_a_scheduler_breaks(read):
     def build():
-        model = whole_step.network()
+        model = whole_step.network(bias=False)
         optimizer = OPTIMIZERS["sgd"](model.parameters())
         scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
 

@@ -38,7 +38,7 @@ FORMS = {
 
 def build(name, options):
     # Muon takes matrices alone.
-    model = whole_step.network(bias=name != "Muon")
+    model = whole_step.network(bias=False)
     cls = getattr(torch.optim, name)
     optimizer = cls(model.parameters(), **{**OPTIONS.get(name, {}), **options})
     return model.parameters(), whole_step.plain_step(model, optimizer)
@@ -76,7 +76,7 @@ def test_first_momentum_that_is_not_dampened_takes_a_second_graph():
 
 
 def lbfgs():
-    model = whole_step.network()
+    model = whole_step.network(bias=False)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     return model.parameters(), whole_step.closure_step(model, optimizer)
 
