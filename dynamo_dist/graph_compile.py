@@ -132,7 +132,7 @@ def compile_frame(
     whole: plugins.Compile = compile_
     for compiler in plugins.frame_compilers:
         whole = _around(compiler, whole, own)
-    with aot_partition.recomputing_for_one_backward(gm):
+    with aot_partition.recomputing_in_our_pass(gm):
         return whole(gm, example_inputs)
 
 

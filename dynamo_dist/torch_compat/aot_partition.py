@@ -169,14 +169,13 @@ def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[No
     return traced_with(**marks)
 
 
-def recomputing_for_one_backward(gm: fx.GraphModule) -> contextlib.AbstractContextManager[object]:
-    """Let torch recompute in backward what is tagged so, unless the graph holds several backwards.
+def recomputing_in_our_pass(gm: fx.GraphModule) -> contextlib.AbstractContextManager[object]:
+    """Leave it to our pass to compute again, in a graph with a backward in it, what is tagged so.
 
-    Torch's pass for graphs that hold forward and backward refuses several. What is tagged, such as
-    FSDP2's gathers, is then kept until its backward. Seen in 2.13 to 2.15.
+    Torch's refuses several backwards, and random operators in a checkpoint. Seen in 2.13 to 2.15.
     """
     backwards = gm.graph.find_nodes(op="call_function", target=torch.autograd.grad)
-    if len(backwards) < 2 or not hasattr(functorch_config, _REMAT):
+    if not backwards or not hasattr(functorch_config, _REMAT):
         return contextlib.nullcontext()
     patched: contextlib.AbstractContextManager[object] = functorch_config.patch(_REMAT, False)
     return patched

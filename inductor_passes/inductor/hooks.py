@@ -27,6 +27,7 @@ from inductor_passes.graph.collectives import (
     launches,
 )
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
+from inductor_passes.graph.phases import fill_phases
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass
 from inductor_passes.inductor import cache_keys
@@ -228,6 +229,7 @@ class Attachment:
         if record is None:
             return
         record = dataclasses.replace(record, cache=looked_up)
+        fill_phases(graph)
         if lowers:
             self._pin(graph, cost)
         pending = None if self.session is None else self.session.pending

@@ -30,6 +30,7 @@ from torch import fx
 from inductor_passes import registry
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.garbage_collector import rare_cycle_collection
+from inductor_passes.graph.phases import last_phase, mark_phases
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
 from inductor_passes.inductor.local_graphs import has_uneven_values
@@ -44,6 +45,7 @@ from inductor_passes.ranks.decision import Offer
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.records import GraphRecord
 from inductor_passes.report import recorder, report
+from inductor_passes.rewrite.rematerialize import rematerialize
 from inductor_passes.rewrite.share_collectives import equal_launches_stay
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo
 from inductor_passes.torch_compat import inductor as inductor_compat
@@ -184,6 +186,8 @@ class CompileSession:
         """Make code of a graph of AOTAutograd's: inference, forward or backward, the last
         perhaps long after ``run``.
         """
+        if how.get("is_inference") and mark_phases(gm.graph):
+            rematerialize(gm)
         rank_free = self._is_rank_free(gm)
         if self.shared_trace is not None:
             self.shared_trace.traced(gm, self._is_rank_free)
@@ -220,7 +224,9 @@ class CompileSession:
         rank_free: bool,
     ) -> Any:
         """Run Inductor, or load what a rank has made that has the same graph."""
-        with share_lowering(self, inputs) as self.lowering:
+        whole_step = last_phase(gm.graph) > 0
+        apart = inductor_compat.fusing_within_phases if whole_step else contextlib.nullcontext
+        with share_lowering(self, inputs) as self.lowering, apart():
             made = self._lower_by(gm, inputs, **how)
         shared, self.lowering = self.lowering, None
         if shared is not None and shared.made_by is not None:

@@ -9,6 +9,7 @@ from torch import fx
 
 from inductor_passes.graph.collectives import launches, output_bytes, payload_bytes, waits_of
 from inductor_passes.graph.edit import CAST, PLACING, aten, chain_above, static_shape, tensor
+from inductor_passes.graph.phases import phase_of
 from inductor_passes.graph_pass import Numerics
 from inductor_passes.rewrite.merge_tiny import Merging
 
@@ -48,8 +49,9 @@ class BucketGathers(Merging):
                 continue
             marked = launch.meta["custom"][GATHERED_FOR]
             # Group and size stand in the arguments. As text, because an argument may be a node, and
-            # in one graph its name is unique.
-            key = (marked, str(launch.args[1:]), value.dtype, value.device)
+            # in one graph its name is unique. What a backward gathers again is not kept for it.
+            kind = (str(launch.args[1:]), value.dtype, value.device)
+            key = (marked, phase_of([launch]), *kind)
             bucket = open_buckets.get(key)
             # By what is gathered, not by the shard: that is what stays in memory until the bucket's
             # last reader.
@@ -117,7 +119,8 @@ class BucketAverages(Merging):
             marked = (launch.meta.get("custom") or {}).get(GATHERED_FOR)
             if marked is None and launch.target is c10d.reduce_scatter_tensor.default:
                 continue  # whole gradients would wait for one another in memory
-            key = (marked, launch.target, str(launch.args[1:]), value.dtype, value.device)
+            kind = (launch.target, str(launch.args[1:]), value.dtype, value.device)
+            key = (marked, phase_of([launch]), *kind)
             bucket = open_buckets.setdefault(key, [])
             if not bucket:
                 found.append(bucket)

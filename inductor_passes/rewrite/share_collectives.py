@@ -20,6 +20,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import replace
+from inductor_passes.graph.phases import computes_again
 from inductor_passes.graph_pass import PassStats, Rewrite
 from inductor_passes.torch_compat.aot import merged_without
 
@@ -30,7 +31,7 @@ class ShareLaunches(Rewrite):
     """Start one collective in place of several that do the same with the same source.
 
     A result above ``budget_bytes`` is not kept for a later reader: it may have been given up on
-    purpose, as when parameters are resharded between uses.
+    purpose, as when parameters are resharded between uses. One that was surely is not either.
 
     Requires: a functional graph.
     Ensures:  every bit as before; a second run changes nothing.
@@ -52,6 +53,8 @@ class ShareLaunches(Rewrite):
         position: dict[fx.Node, int] = {}
         for launch in launches(graph):
             if kind(launch) not in SHARED_KINDS or len(waits_of(launch)) != 1:
+                continue
+            if computes_again(launch):
                 continue
             first = first_of.setdefault(signature(launch), launch)
             if first is launch or output_bytes(first) > self.budget_bytes:

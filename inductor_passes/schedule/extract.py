@@ -38,6 +38,7 @@ from inductor_passes.graph.collectives import (
     tensor_bytes,
 )
 from inductor_passes.graph.dependencies import order_only
+from inductor_passes.graph.phases import fill_phases, phase_of
 from inductor_passes.schedule.solver.problem import MERGED_OPS, MIB, LinkTable, Node, Problem
 from inductor_passes.simulate import Timeline
 from inductor_passes.simulate.timeline import memory_owners, value_bytes
@@ -96,7 +97,10 @@ def runtime_bytes(graph: fx.Graph, timeline: Callable[[], Timeline]) -> int | No
 
 
 def _modules(graph: fx.Graph) -> list[_Module]:
-    """The modules sharded by ``fully_shard`` that launches were traced in, the innermost counts."""
+    """The modules sharded by ``fully_shard`` that launches were traced in, the innermost counts.
+
+    Where a graph holds forward and backward, a module is another one in each.
+    """
     nodes = list(graph.nodes)
     owners = memory_owners(graph)
     position = {node: i for i, node in enumerate(nodes)}
@@ -105,15 +109,17 @@ def _modules(graph: fx.Graph) -> list[_Module]:
         for used in node.all_input_nodes:
             owner = owners[position[used]]
             last[owner] = max(last[owner], i)
-    found: dict[str, _Module] = defaultdict(_Module)
+    fill_phases(graph)
+    found: dict[tuple[str, int | None], _Module] = defaultdict(_Module)
     for i, node in enumerate(nodes):
         does = kind(node)
         if does not in ("all_gather", "reduce_scatter") or (path := _sharded_module(node)) is None:
             continue
+        module = found[path, phase_of([node])]
         if does == "all_gather":
-            found[path].gathers.append((i, output_bytes(node), last[owners[i]]))
+            module.gathers.append((i, output_bytes(node), last[owners[i]]))
         else:
-            found[path].reductions.append((i, sum(map(tensor_bytes, input_tensors(node)))))
+            module.reductions.append((i, sum(map(tensor_bytes, input_tensors(node)))))
     return list(found.values())
 
 

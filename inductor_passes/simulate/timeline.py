@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from inductor_passes.cost.model import CostModel
@@ -15,14 +16,31 @@ from inductor_passes.simulate.execution import Execution, Program, execute, live
 
 
 def memory_owners(graph: fx.Graph) -> list[int]:
-    """Position of the node whose memory each node's value is: its own, or that of a view's base."""
+    """Position of the node whose memory each node's value is: its own, or that of a view's base.
+
+    What the graph writes to an input at its end, such as an updated parameter, Inductor computes
+    in the input's memory.
+    """
+    written = {
+        _base(write.args[1]): write.args[0]
+        for write in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if write.args[0].op == "placeholder"
+    }
     position: dict[fx.Node, int] = {}
     owners: list[int] = []
     for i, node in enumerate(graph.nodes):
         position[node] = i
         source = alias_source(node)
+        if source is None and node.op == "call_function":
+            source = written.get(node)
         owners.append(i if source is None else owners[position[source]])
     return owners
+
+
+def _base(node: fx.Node) -> fx.Node:
+    while (source := alias_source(node)) is not None:
+        node = source
+    return node
 
 
 def graph_live_bytes(

@@ -226,3 +226,17 @@ def before_partition(
 
     with wrapped(compile_fx, "partition_fn", asking):
         yield
+
+
+def values_kept_for_backward(joint: fx.GraphModule, forward_results: int) -> frozenset[str]:
+    """Return the names of what upstream's partitioner would keep of a joint graph's forward.
+
+    ``min_cut_rematerialization_partition`` was seen in 2.11 to 2.15.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    # Without CSE names stay what they are.
+    with functorch_config.patch(cse=False):
+        forward, _ = min_cut_rematerialization_partition(joint, (), num_fwd_outputs=forward_results)
+    results: Any = forward.graph.output_node().args[0]
+    return frozenset(node.name for node in results[forward_results:])

@@ -7,8 +7,10 @@ and ``call_pass`` no longer asks whether torch has the class.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import detect_fake_mode
 from torch.utils._ordered_set import OrderedSet
 
+from inductor_passes.graph.phases import phase_of
 from inductor_passes.torch_compat import TorchFunction
 from inductor_passes.torch_compat.dynamo import graph_being_compiled
 
@@ -237,6 +240,34 @@ def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
     from torch._inductor.compile_fx import compile_fx_inner as upstream  # loads Inductor
 
     return upstream(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def fusing_within_phases() -> Iterator[None]:
+    """Have Inductor fuse nothing across the border of a forward and its backward, in the block.
+
+    ``V.set_choices_handler`` and ``InductorChoices.can_fuse`` were seen in 2.11 to 2.15.
+    """
+    from torch._inductor.virtualized import V  # loads Inductor
+
+    upstream = V.choices
+
+    def can_fuse(scheduler: Any, first: Any, second: Any, score: Any) -> bool:
+        phases = {phase_of(_origins(node)) for node in (first, second)}
+        if len(phases - {None}) > 1:
+            return False
+        return bool(upstream.can_fuse(scheduler, first, second, score))
+
+    choices: Any = copy.copy(upstream)
+    choices.can_fuse = can_fuse
+    with V.set_choices_handler(choices):
+        yield
+
+
+def _origins(node: Any) -> Iterator[fx.Node]:
+    for each in node.get_nodes():
+        if each.node is not None:
+            yield from each.node.get_origins()
 
 
 def _tied(after: Sequence[object], graph: TorchFunction, *args: object, **kwargs: object) -> object:

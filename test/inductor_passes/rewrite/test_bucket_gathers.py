@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from inductor_passes.graph.collectives import launches, payload_bytes
+from inductor_passes.graph.phases import mark_phases
 from inductor_passes.rewrite import BucketGathers
 from inductor_passes.rewrite.bucket import GATHERED_FOR
 from inductor_passes.testing import dump, trace
@@ -60,3 +61,12 @@ def test_others_stay_alone(program):
     graph = trace(program, [8, 8], [8, 8])
     before = dump(graph)
     assert not BucketGathers().run(graph).changed and dump(graph) == before
+
+
+def test_what_a_backward_gathers_again_is_no_part_of_the_forwards_bucket():
+    graph = trace(lambda *shards: [gather(each) for each in shards], *[[8, 8]] * 4)
+    for launch in launches(graph)[2:]:
+        launch.meta["autograd_backward"] = True
+    assert mark_phases(graph)
+    assert BucketGathers().run(graph).changed
+    assert payloads(graph) == [2 * 256] * 2

@@ -53,6 +53,13 @@ class TestGraphs(TestCase):
 
         self.assertEqual(peak(program, [256]), 3 * KB)  # first, the product and its relu
 
+    def test_updates_of_inputs_are_made_in_their_memory(self):
+        def program(x, y):
+            new_x, new_y = (x + 1).view(16, 16), y * 2
+            return aten.copy_(x, new_x.view(256)), aten.copy_(y, new_y)
+
+        self.assertEqual(peak(program, [256], [256]), 0)
+
     def test_views_are_their_base(self):
         def program(x):
             view = (x + 1).view(16, 16).t()

@@ -1,0 +1,65 @@
+"""Which backward of a whole training step a node stands behind.
+
+A graph that holds forward, backward and update in one is lowered without AOTAutograd's partition.
+Values that only the backward reads may then be computed where the forward is, and stay alive until
+they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+# Of a node's meta: how many backwards began before it, and whether it computes what another has.
+_PHASE, _AGAIN = "inductor_passes_phase", "inductor_passes_again"
+
+
+def mark_phases(graph: fx.Graph) -> bool:
+    """Number the nodes by the backward that has begun last; return whether there is one.
+
+    The graph is in the order of the program.
+    """
+    phase, last = 0, None
+    for node in graph.nodes:
+        # Autograd marks what it calls, and Dynamo what in the program called autograd.
+        if node.meta.get("autograd_backward"):
+            names = [name for name, _ in node.meta.get("source_fn_stack", ())]
+            began = names[0] if names else last
+            if began != last or phase == 0:
+                phase, last = phase + 1, began
+        node.meta[_PHASE] = phase
+    return phase > 0
+
+
+def fill_phases(graph: fx.Graph) -> None:
+    """Mark nodes that passes have added to a marked graph: they are needed where first read."""
+    if _PHASE not in graph.output_node().meta:
+        return
+    for node in reversed(graph.nodes):
+        if _PHASE not in node.meta:
+            phases = [user.meta[_PHASE] for user in node.users]
+            node.meta[_PHASE] = min(phases, default=last_phase(graph))
+
+
+def set_phase(node: fx.Node, phase: int, *, again: bool) -> None:
+    """Mark a node that is put into a phase; ``again``: it computes what another one has computed,
+    which was given up to save memory.
+    """
+    node.meta[_PHASE], node.meta[_AGAIN] = phase, again
+
+
+def computes_again(node: fx.Node) -> bool:
+    """Return whether a node computes what was given up to save memory."""
+    return bool(node.meta.get(_AGAIN))
+
+
+def last_phase(graph: fx.Graph) -> int:
+    """Return how many backwards a marked graph has."""
+    return phase_of(graph.nodes) or 0
+
+
+def phase_of(nodes: Iterable[fx.Node]) -> int | None:
+    """Return the phase in which ``nodes`` together are needed; None if that is not known."""
+    known = [node.meta[_PHASE] for node in nodes if _PHASE in node.meta]
+    return max(known, default=None)
