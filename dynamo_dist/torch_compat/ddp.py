@@ -27,6 +27,10 @@ def replicated_module(state: ReplicateState) -> DistributedDataParallel:
     return state._ddp
 
 
+SYNCHRONIZES = "require_backward_grad_sync"  # of a DDP module
+QUIET = "_no_sync"  # of the state of ``replicate``
+
+
 def follow(state: ReplicateState, ddp: DistributedDataParallel) -> None:
     """Have the DDP module of ``replicate`` synchronise as its state says, which is what each
     forward does first.

@@ -171,6 +171,15 @@ def build_dict(tx: object, items: Mapping[str, object]) -> object:
     return made
 
 
+def attribute_so_far(tx: Any, value: object, name: str) -> Any:
+    """Return an object's attribute as the traced program has set it so far, or as it is."""
+    effects = tx.output.side_effects
+    tracker = effects.id_to_variable.get(id(value))
+    if tracker is not None and effects.has_pending_mutation_of_attr(tracker, name):
+        return effects.load_attr(tracker, name).as_python_constant()
+    return getattr(value, name)
+
+
 def set_after_graph(tx: Any, tracker: Any, name: str, value: Any) -> None:
     """Have the compiled function set ``object.name`` when its graph has run; a property's setter
     is called then.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo.config as _dynamo_config
 import torch._dynamo.variables.torch as _torch_variables
+from torch import fx
 from torch._dynamo.bytecode_transformation import (
     create_call_function,
     create_call_method,
@@ -124,11 +125,32 @@ def has_history_from_outside(tx: InstructionTranslatorBase, tensor: Any) -> bool
 
 
 def uses_with_gradient(tracker: Any) -> Iterator[Any]:
-    """The operations that compute something with a history from a tensor, so far."""
-    for user in tracker.as_proxy().node.users:
-        values = tree_leaves(user.meta.get("example_value"))
-        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in values):
+    """The operations that compute something with a history from a tensor, since the graph's last
+    backward, which has used up the histories before it.
+    """
+    node = tracker.as_proxy().node
+    # Nodes are compared by their place in the graph.
+    backwards = node.graph.find_nodes(op="call_function", target=torch.autograd.grad)
+    for user in node.users:
+        if _has_history(user) and not (backwards and user < max(backwards)):
             yield user.target
+
+
+def _has_history(node: fx.Node) -> bool:
+    values = tree_leaves(node.meta.get("example_value"))
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
+
+
+def history_of(tracker: Any) -> set[fx.Node]:
+    """What a tensor was computed from with a history, in the graph so far."""
+    found: set[fx.Node] = set()
+    pending = [tracker.as_proxy().node]
+    while pending:
+        node = pending.pop()
+        if node not in found and _has_history(node):
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
 
 
 def tensors_among(*trackers: Any) -> Iterator[Any]:

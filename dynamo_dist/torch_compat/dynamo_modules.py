@@ -269,16 +269,35 @@ def _add_attributes_to_leaves(tx: Any) -> None:
 
 
 def _latest_gradients(tx: Any) -> list[tuple[Any, Any]]:
-    for node in reversed(tx.output.current_tracer.graph.nodes):
-        if node.target is torch.autograd.grad:
-            leaves, gradients = node.args[1], node.meta["example_value"]
-            trackers = {each.as_proxy().node: each for each in tensor_inputs(tx)}
-            return [
-                (trackers.get(leaf), gradient)
-                for leaf, gradient in zip(leaves, gradients, strict=True)
-                if gradient is not None
-            ]
-    return []  # no leaf takes a gradient
+    node = _latest_backward(tx)
+    if node is None:
+        return []  # no leaf takes a gradient
+    leaves, gradients = node.args[1], node.meta["example_value"]
+    trackers = {each.as_proxy().node: each for each in tensor_inputs(tx)}
+    return [
+        (trackers.get(leaf), gradient)
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+        if gradient is not None
+    ]
+
+
+def _latest_backward(tx: Any) -> Any:
+    graph = tx.output.current_tracer.graph
+    return max(graph.find_nodes(op="call_function", target=torch.autograd.grad), default=None)
+
+
+def add_to_latest_gradients(tx: Any, accumulated: list[tuple[Any, Any]]) -> None:
+    """Have the latest ``backward()`` begin at more tensors, each with a gradient of its own."""
+    node = _latest_backward(tx)
+    if node is None:  # nothing in the graph takes a gradient
+        return
+    loss, leaves, *gradient = node.args
+    tensors, gradients = zip(*accumulated, strict=True)
+    node.args = (
+        (loss, *(each.as_proxy().node for each in tensors)),
+        leaves,
+        (*(gradient or [None]), *(each.as_proxy().node for each in gradients)),
+    )
 
 
 def value_without_source(tx: Any, tracker: Any, name: str) -> Any:

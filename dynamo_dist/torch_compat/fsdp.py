@@ -283,13 +283,13 @@ def modules(state: FSDPState) -> tuple[nn.Module, ...]:
     return tuple(state._modules)
 
 
-def reductions(group: Any) -> tuple[bool, bool]:
+def reductions(group: Any, attribute: Callable[[object, str], Any] = getattr) -> tuple[bool, bool]:
     """Return whether gradients of a group are reduced in the next backward: over shards, and
-    over copies too.
+    over copies too. ``attribute(object, name)`` reads what a program may have set.
     """
-    return group.reduce_grads, group.all_reduce_grads or not isinstance(
-        group.mesh_info, _Replicated
-    )
+    has_copies = isinstance(group.mesh_info, _Replicated)
+    copies = attribute(group, "all_reduce_grads") if has_copies else True
+    return attribute(group, "reduce_grads"), copies
 
 
 def kept(group: Any) -> tuple[bool, bool]:

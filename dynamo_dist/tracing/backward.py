@@ -20,6 +20,7 @@ take part, and in all that names our backend.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -49,22 +50,34 @@ def _before_backward(tx: Any, tensor: Any) -> None:
     # Upstream sees no leaf then, and takes the call for nothing.
     if dynamo_calls.has_history_from_outside(tx, tensor):
         _refuse_backward("Its history began outside of the graph.")
-    _guard(tx, [*dynamo_calls.tensor_inputs(tx)], _refuse_backward)
+    _guard(tx, [*dynamo_calls.tensor_inputs(tx)], _refuse_backward, fsdp2.keeps_whole)
     # Wrappers read their parameters in one way for gradients of this graph, and in another for a
     # backward graph.
     if unsharded_parameters.reads(tx).entered:
         dynamo_calls.expect_gradients(tx)
         if ddp.is_any_used_alone(tx):
             _refuse_backward("A parameter of DDP is used beside its forward.")
+        taken = ddp.take_accumulated(tx, tensor), unsharded_parameters.take_accumulated(tx, tensor)
+        _accumulated(tx).extend(itertools.chain(*taken))
+
+
+def _accumulated(tx: Any) -> list[tuple[Any, Any]]:
+    """What the backward that is traced adds to gradients, before wrappers reduce them."""
+    found: list[tuple[Any, Any]] = dynamo_calls.trace_state(tx, list, "_dynamo_dist_accumulated")
+    return found
 
 
 def _after_backward(tx: Any, leaves: list[tuple[Any, torch.Tensor]]) -> None:
     if any(gradient.is_sparse for _, gradient in leaves):
         _refuse_backward("A parameter gets a sparse gradient, which no graph can hold.")
+    if accumulated := _accumulated(tx):
+        dynamo_modules.add_to_latest_gradients(tx, accumulated)
+        accumulated.clear()
     unsharded_parameters.reshard(tx)
     # Backwards, as eager mode's engine goes, as far as the order of use is that of the leaves.
     for leaf, _ in reversed(leaves):
         hooks = [] if leaf is None else _hooks_after(dynamo_calls.real_tensor(tx, leaf))
+        hooks = [each for each in hooks if not fsdp2.keeps_whole(each)]
         if hooks:
             trackers: list[Any] = [dynamo_building.build_by_weakref(tx, each) for each in hooks]
             given = [leaf, dynamo_building.build_list(tx, trackers)]
@@ -114,8 +127,15 @@ def _is_ours(tx: Any, tensors: list[Any]) -> bool:
     return dynamo_calls.is_our_backend(tx) or any(map(dynamo_calls.is_dtensor, tensors))
 
 
-def _guard(tx: Any, wanted: list[Any], refuse: Callable[[str], NoReturn]) -> None:
-    """Guard what of its inputs a graph does not see, and eager's engine does."""
+def _guard(
+    tx: Any,
+    wanted: list[Any],
+    refuse: Callable[[str], NoReturn],
+    keeps: Callable[[object], bool] = lambda hook: False,
+) -> None:
+    """Guard what of its inputs a graph does not see, and eager's engine does. ``keeps(hook)``: the
+    graph does itself what this one is for.
+    """
     asked = {id(each) for each in wanted}
     for tracker in dynamo_calls.tensor_inputs(tx):
         # Without gradients there is no history that eager's engine could see.
@@ -125,9 +145,8 @@ def _guard(tx: Any, wanted: list[Any], refuse: Callable[[str], NoReturn]) -> Non
             tensor = dynamo_calls.real_tensor(tx, tracker)
         except Exception:
             refuse("An input of the graph cannot be looked at while tracing.")
-        if id(tracker) in asked and (
-            tensor._backward_hooks or any(map(fsdp2.is_own_hook, _hooks_after(tensor)))
-        ):
+        own = any(fsdp2.is_own_hook(each) and not keeps(each) for each in _hooks_after(tensor))
+        if id(tracker) in asked and (tensor._backward_hooks or own):
             refuse(
                 "A hook stands on a tensor whose gradient is asked for; a graph would not run it."
             )

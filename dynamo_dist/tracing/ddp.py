@@ -130,7 +130,7 @@ def _enter(tx: Any, wrapper: Any, origin: Any, inputs: Any, keywords: Any) -> An
     module = _module(dynamo_building.python_object(origin))
     averaged = _averaged(wrapper, module)
     averaged.follow(wrapper)
-    synchronizes = ddp.synchronizes(wrapper)
+    synchronizes = _synchronizes(tx, wrapper)
     tracker = dynamo_building.build_by_weakref(tx, averaged)
     is_first = wrapper not in unsharded_parameters.reads(tx).entered
     if not is_first and synchronizes and ddp.shares_buffers(wrapper):
@@ -139,7 +139,8 @@ def _enter(tx: Any, wrapper: Any, origin: Any, inputs: Any, keywords: Any) -> An
         )
     if is_first:
         dynamo_guards.guard(tracker, dynamo_guards.value_guard("settings", _Averaged.settings))
-        dynamo_calls.call_before_graph(tx, tracker.source, begin_forward)
+        begin = begin_step if dynamo_calls.computes_gradients(tx) else begin_forward
+        dynamo_calls.call_before_graph(tx, tracker.source, begin)
     ranks = dist.get_process_group_ranks(wrapper.process_group) if synchronizes else ()
     # Behind its first forward in a graph the parameters stay averaged, up to a backward.
     is_averaged = unsharded_parameters.is_whole(tx, id(wrapper))
@@ -162,6 +163,23 @@ def begin_forward(averaged: _Averaged) -> None:
         averaged.averaging.expect()
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def begin_step(averaged: _Averaged) -> None:
+    """Called before a graph that holds the backward too: no other averages what it computes."""
+    if (wrapper := averaged.wrapper()) is not None:
+        ddp.begin_forward(wrapper)
+
+
+def _synchronizes(tx: Any, wrapper: DistributedDataParallel) -> bool:
+    """Return whether a forward that is traced now averages: the program may be in ``no_sync``."""
+    averaged = _averaged_by_wrapper[wrapper]
+    state = None if averaged._state is None else averaged._state()
+    wanted = dynamo_building.attribute_so_far(tx, wrapper, ddp.SYNCHRONIZES)
+    if state is not None:
+        wanted = not dynamo_building.attribute_so_far(tx, state, ddp.QUIET)
+    return torch.is_grad_enabled() and wanted
+
+
 def _module(origin: nn.Module) -> nn.Module:
     """The module whose parameters are averaged: ``replicate`` gives its wrapper their list
     alone.
@@ -176,7 +194,7 @@ def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
     # A parameter stays averaged: what the graph computes from it behind forward adds to the same
     # gradient.
     unsharded_parameters.leave(tx, wrapper, [])
-    if not ddp.synchronizes(wrapper):
+    if not _synchronizes(tx, wrapper):
         return output
     if ddp.may_differ(wrapper):
         tokens = dynamo_building.build_list(tx, _tokens(tx)[id(wrapper)])
@@ -246,6 +264,42 @@ def is_any_used_alone(tx: Any) -> bool:
     )
 
 
+def take_accumulated(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
+    """Take what the parameters that ``loss`` averages have accumulated: DDP averages it with the
+    gradients of the backward that begins. With each what it belongs to, as passed on by the
+    operator.
+    """
+    found: list[tuple[Any, Any]] = []
+    behind: set[Any] | None = None
+    for params, passed in _passed(tx):
+        gradients = [
+            dynamo_building.call_traced(tx, unsharded_parameters.gradient_of, [each], {})
+            for each in params
+        ]
+        given = [i for i, each in enumerate(gradients) if not _is_none(each)]
+        if not given:
+            continue
+        if behind is None:
+            behind = dynamo_calls.history_of(loss)
+        if not any(passed[i].as_proxy().node in behind for i in given):
+            continue
+        for i in given:
+            found.append((passed[i], gradients[i]))
+            without = unsharded_parameters.without_gradient
+            dynamo_building.call_traced(tx, without, [params[i]], {})
+    return found
+
+
+def _is_none(tracker: Any) -> bool:
+    return bool(dynamo_building.realized(tracker).is_constant_none())
+
+
+def _passed(tx: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Of each averaging operator of a trace: the parameters, and what it passed on."""
+    found: list[Any] = dynamo_calls.trace_state(tx, list, "_dynamo_dist_passed")
+    return found
+
+
 def _table(
     tx: Any, averaged: _Averaged, wrapper: Any, module: nn.Module, tracker: Any
 ) -> Iterator[tuple[Place, Read]]:
@@ -283,6 +337,8 @@ def _through_operators(tx: Any, averaged: _Averaged, wrapper: Any, tracker: Any)
         operator = torch.ops.dynamo_dist_parallel.averaged.default
         results = dynamo_building.items_of(tx, dynamo_building.call_traced(tx, operator, given, {}))
         tokens += results[len(places) :]
+        if in_graph:
+            _passed(tx).append((read, results[: len(places)]))
         found.update(zip(places, results, strict=False))
     return found
 

@@ -270,6 +270,15 @@ def is_own_hook(hook: object) -> bool:
     return isinstance(hook, functools.partial) and hook.func in (_keep, _hand_over)
 
 
+def keeps_whole(hook: object) -> bool:
+    """Return whether a hook after accumulation is what keeps a gradient that no rank reduces."""
+    return (
+        isinstance(hook, functools.partial)
+        and hook.func is _keep
+        and hook.args[2] is fsdp.keep_unsharded
+    )
+
+
 _sharded_by_state: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
 
 
@@ -473,7 +482,8 @@ def _gather(tx: Any, param: fsdp.ShardedParameter, state: Any) -> Gather:
     if torch.is_grad_enabled() and fsdp.sharded(state, param.path).requires_grad:
         # Set by ``set_requires_gradient_sync`` and ``set_requires_all_reduce``, for gradient
         # accumulation.
-        reduces, all_reduces = fsdp.reductions(group)
+        set_so_far = functools.partial(dynamo_building.attribute_so_far, tx)
+        reduces, all_reduces = fsdp.reductions(group, set_so_far)
         keeps = PARTIAL if reduces and not all_reduces else "" if reduces else WHOLE
         words = zip((WHOLE, PARTIAL), fsdp.kept(group), strict=True)
         # What is left as it is adds up where it is kept; only what goes further is taken.

@@ -54,7 +54,8 @@ class Reads:
         outermost first; ``entered``: all that were, ``outermost``: those of them that no other
         wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for
         several modules, by id, those that have run since. ``resharded``: what was gathered before a
-        backward in the graph.
+        backward in the graph. ``keeping``: by key, the leaf that takes a gradient that is not
+        reduced.
     """
 
     whole: dict[Place, Read] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Reads:
     quiet: set[int] = field(default_factory=set)
     run: dict[int, set[int]] = field(default_factory=dict)
     resharded: list[object] = field(default_factory=list)
+    keeping: dict[object, Any] = field(default_factory=dict)
 
 
 def reads(tx: Any) -> Reads:
@@ -218,7 +220,10 @@ def _gathered(tx: Any, read: Read) -> object:
     if key not in state.gathered:
         assert read.gather is not None and read.build is not None
         gather = dynamo_building.build_unchanging(tx, read.gather)
-        args = [read.build(tx), *([] if read.leaf is None else [read.leaf(tx)])]
+        args = [read.build(tx)]
+        if read.leaf is not None:
+            state.keeping[read.key] = read.leaf(tx)
+            args.append(state.keeping[read.key])
         state.gathered[key] = gather.call_function(tx, args, {})
     return state.gathered[key]
 
@@ -264,6 +269,43 @@ def ran_eagerly(wrapper: object, launches: bool = True) -> None:
         wrapper_agreement.runs_in_graph(wrapper, False)
 
 
+def take_accumulated(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
+    """Take the gradients that former backwards of the graph have kept whole, of parameters that
+    ``loss`` reduces. With each the gathered parameter that it belongs to.
+    """
+    state = _reads_if_any(tx)
+    found: list[tuple[Any, Any]] = []
+    if state is None:
+        return found
+    for (key, tracer), whole in state.gathered.items():
+        leaf = state.keeping.get(key)
+        if leaf is None or tracer is not dynamo_calls.current_tracer(tx):
+            continue
+        # Gathered for a backward that keeps too, it adds up where it is kept.
+        if leaf.as_proxy().node in whole.as_proxy().node.all_input_nodes:
+            continue
+        if _has_gradient(tx, leaf) and whole.as_proxy().node in dynamo_calls.history_of(loss):
+            gradient = dynamo_building.call_traced(tx, gradient_of, [leaf], {})
+            found.append((whole, gradient))
+            dynamo_building.call_traced(tx, without_gradient, [leaf], {})
+    return found
+
+
+def gradient_of(param: torch.Tensor) -> torch.Tensor | None:
+    """In the graph: ``param.grad``."""
+    return param.grad
+
+
+def without_gradient(param: torch.Tensor) -> None:
+    """In the graph: forget it."""
+    param.grad = None
+
+
+def _has_gradient(tx: Any, leaf: Any) -> bool:
+    gradient = dynamo_building.call_traced(tx, gradient_of, [leaf], {})
+    return not dynamo_building.realized(gradient).is_constant_none()
+
+
 def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     """Keep nothing whole beyond the graph. Return whether a forward in it has to be left to
     eager mode.
@@ -281,7 +323,9 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     left = [each for each, is_whole in zip(state.outermost, whole, strict=True) if not is_whole]
     for each in [*left, *cannot]:
         _mark_broken(each, id(each) not in state.quiet)
-    if state.entered and dynamo_calls.lacks_gradients(tx):
+    # What the graph keeps unreduced at its end, a backward of its own hands over to FSDP2.
+    keeps = any(_has_gradient(tx, leaf) for leaf in state.keeping.values())
+    if state.entered and (dynamo_calls.lacks_gradients(tx) or keeps):
         dynamo_calls.expect_no_gradients(tx)
         return True
     return bool(left or cannot)

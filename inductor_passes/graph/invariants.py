@@ -94,13 +94,13 @@ def check_functional(graph: fx.Graph, name: str) -> None:
 
     The copies back into graph inputs that functionalization leaves at the end are harmless.
     """
-    epilogue = _epilogue(graph)
+    writes = epilogue(graph)
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if is_launch(node) or is_wait(node):
             continue
-        if node.target._schema.is_mutable and node not in epilogue:
+        if node.target._schema.is_mutable and node not in writes:
             raise PreconditionError(
                 f"{name} needs a functional graph, but %{node.name} = {node.target}(...) mutates "
                 f"an input{_at(node)}.",
@@ -110,16 +110,18 @@ def check_functional(graph: fx.Graph, name: str) -> None:
             )
 
 
-def _epilogue(graph: fx.Graph) -> set[fx.Node]:
-    """Return the copies into graph inputs that end the graph; only the output follows them."""
-    found: set[fx.Node] = set()
+def epilogue(graph: fx.Graph) -> dict[fx.Node, None]:
+    """Return the copies into graph inputs that end the graph, last first; only the output follows
+    them.
+    """
+    found: dict[fx.Node, None] = {}
     for node in reversed(graph.nodes):
         if node.op == "output":
             continue
         target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
         if not isinstance(target, fx.Node) or target.op != "placeholder":
             break
-        found.add(node)
+        found[node] = None
     return found
 
 

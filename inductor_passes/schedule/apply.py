@@ -37,6 +37,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.dependencies import relink
+from inductor_passes.graph.invariants import epilogue
 from inductor_passes.graph.printing import CAUSE
 from inductor_passes.schedule.solver.problem import UNPACKED_OPS
 
@@ -73,12 +74,17 @@ def apply(
     coalesced: Sequence[bool] | None = None,
 ) -> list[MergedLaunches]:
     """Rewrite ``graph`` in place. ``order`` holds every node once; a bucket's launches are
-    neighbours in it, and so are its waits. Inputs keep the order of the graph's signature.
+    neighbours in it, and so are its waits. Inputs keep the order of the graph's signature, and
+    writes to them that end the graph their place.
     ``coalesced``: the style of each bucket of several, where others have chosen it.
     """
     # The signature of the graph is the order of its placeholders: a schedule must not touch it.
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    relink(graph, [*inputs, *(node for node in order if node.op != "placeholder")])
+    # Inductor computes what these write in its place; passes that come later want them at the end.
+    writes = epilogue(graph)
+    ends = {*inputs, *writes, graph.output_node()}
+    middle = [node for node in order if node not in ends]
+    relink(graph, [*inputs, *middle, *reversed(writes), graph.output_node()])
     place = {node: i for i, node in enumerate(graph.nodes)}
     several = [members for members in buckets if len(members) > 1]
     if coalesced is None:

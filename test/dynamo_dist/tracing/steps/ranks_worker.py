@@ -2,6 +2,7 @@
 launches.
 """
 
+import contextlib
 import sys
 from collections import Counter
 
@@ -115,6 +116,60 @@ def accumulated(model, optimizer):
     return step
 
 
+def synchronizing(model, is_on):
+    """As a program says whether the backward of a micro-batch reduces."""
+    if isinstance(model, DistributedDataParallel):
+        return contextlib.nullcontext() if is_on else model.no_sync()
+    model.set_requires_gradient_sync(is_on)
+    return contextlib.nullcontext()
+
+
+def accumulated_locally(model, optimizer):
+    """Only the last micro-batch reduces, what all have accumulated."""
+
+    def step(x):
+        losses = []
+        for i, micro in enumerate(x.chunk(MICRO_BATCHES)):
+            with synchronizing(model, i == MICRO_BATCHES - 1):
+                loss = model(micro).square().mean() / MICRO_BATCHES
+                loss.backward()
+            losses.append(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return losses
+
+    return step
+
+
+def accumulated_before(model, optimizer):
+    """The step reduces what a backward outside of it has left."""
+    last = plain(model, optimizer)
+
+    @torch.compiler.disable
+    def first(x):
+        with synchronizing(model, False):
+            model(x).square().mean().backward()
+        synchronizing(model, True)
+
+    def step(x):
+        first(x)
+        torch._dynamo.graph_break()
+        return last(x)
+
+    return step
+
+
+def never_synchronized(model, optimizer):
+    def step(x):
+        with synchronizing(model, False):
+            loss = model(x).square().mean()
+            loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 def updated_in_backward(model, optimizer):
     """Each parameter has an optimizer of its own, which steps when its gradient is there."""
     optimizers = {each: torch.optim.SGD([each], lr=0.05) for each in model.parameters()}
@@ -158,7 +213,7 @@ def broken_behind_backward(model, optimizer):
     return step
 
 
-BROKEN = (broken_before_backward, broken_behind_backward)
+BROKEN = (broken_before_backward, broken_behind_backward, accumulated_before, never_synchronized)
 
 
 def local(tensor):
@@ -200,6 +255,7 @@ def check(name, make, optimizer, uneven):
     print(name, make.__name__, optimizer, "ok", flush=True)
     if make in BROKEN:
         return
+    gathers = MICRO_BATCHES if make in (accumulated, accumulated_locally) else 1
     times = MICRO_BATCHES if make is accumulated else 1
     if name == "ddp":
         assert sent == {"all_reduce": times * count}, sent
@@ -207,7 +263,7 @@ def check(name, make, optimizer, uneven):
         held = sum(shard.numel() for shard in shards)
         # Eager gathers all of the blocks again for backward; the graph keeps what it may.
         assert sent["reduce_scatter"] == times * 2 * held, (sent, held)
-        assert sent["all_gather"] <= times * 2 * held, (sent, held)
+        assert sent["all_gather"] <= gathers * 2 * held, (sent, held)
     if name in ("fsdp2", "hsdp"):
         # The norm of each gradient, as in eager; and what copies average.
         norms = len(shards) if make is clipped else 0
@@ -223,10 +279,13 @@ if __name__ == "__main__":
     if wrapper != "fsdp2 x tp":
         check(wrapper, clipped, "fused adamw", wrapper != "tp")
     check(wrapper, accumulated, "adamw", "tp" not in wrapper)
+    if wrapper in ("fsdp2", "ddp"):
+        check(wrapper, accumulated_locally, "sgd", True)
     # DDP calls such hooks before it averages.
     if wrapper in ("tp", "fsdp2"):
         check(wrapper, updated_in_backward, "sgd", False)
     # On four ranks what differs is the meshes, not the breaks.
     for make in BROKEN if dist.get_world_size() == 2 else ():
-        check(wrapper, make, "sgd", False)
+        if wrapper != "tp" or make not in (accumulated_before, never_synchronized):
+            check(wrapper, make, "sgd", False)
     dist.destroy_process_group()
