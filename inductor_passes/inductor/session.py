@@ -30,7 +30,7 @@ from torch import fx
 from inductor_passes import registry
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.garbage_collector import rare_cycle_collection
-from inductor_passes.graph.phases import last_phase, mark_phases
+from inductor_passes.graph.phases import last_phase, mark_phases, phase_of
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
 from inductor_passes.inductor.local_graphs import has_uneven_values
@@ -224,9 +224,10 @@ class CompileSession:
         rank_free: bool,
     ) -> Any:
         """Run Inductor, or load what a rank has made that has the same graph."""
-        whole_step = last_phase(gm.graph) > 0
-        apart = inductor_compat.fusing_within_phases if whole_step else contextlib.nullcontext
-        with share_lowering(self, inputs) as self.lowering, apart():
+        apart: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if last_phase(gm.graph):  # what a backward reads would be computed in the forward
+            apart = inductor_compat.fusing_within(phase_of)
+        with share_lowering(self, inputs) as self.lowering, apart:
             made = self._lower_by(gm, inputs, **how)
         shared, self.lowering = self.lowering, None
         if shared is not None and shared.made_by is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from torch._functorch import config as functorch_config
 from torch._guards import detect_fake_mode
 from torch.utils._ordered_set import OrderedSet
 
-from inductor_passes.graph.phases import phase_of
 from inductor_passes.torch_compat import TorchFunction
 from inductor_passes.torch_compat.dynamo import graph_being_compiled
 
@@ -243,8 +242,9 @@ def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def fusing_within_phases() -> Iterator[None]:
-    """Have Inductor fuse nothing across the border of a forward and its backward, in the block.
+def fusing_within(phase_of: Callable[[Iterable[fx.Node]], int | None]) -> Iterator[None]:
+    """Have Inductor fuse nothing across a border, in the block: what comes from nodes of which
+    ``phase_of`` says another number. None goes with all.
 
     ``V.set_choices_handler`` and ``InductorChoices.can_fuse`` were seen in 2.11 to 2.15.
     """

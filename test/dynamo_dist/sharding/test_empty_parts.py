@@ -8,6 +8,8 @@ from torch.utils import _pytree as pytree
 
 from dynamo_dist.numerics.ranks import split, whole_tensor
 
+# From 2.14 on torch gathers rows first where a rank has none, for extremes.
+GATHERS = not torch.__version__.startswith("2.13.")
 INDEX = torch.tensor([[0, 4], [1, 3], [2, 2]])
 OF_EACH_ROW = {
     "logsumexp": lambda x, index: torch.logsumexp(x, 1),
@@ -64,7 +66,7 @@ def test_maximum_with_empty_ranks_is_partial(ranks, name):
     x = torch.randn(3, 5)
     with CommDebugMode() as launched:
         found = LARGEST[name](split(x, ranks, [Shard(0)], False))
-    assert launched.get_total_counts() == 0
+    assert launched.get_total_counts() == GATHERS
     torch.testing.assert_close(whole_tensor(found), LARGEST[name](x))
 
 
@@ -77,7 +79,7 @@ def test_clipped_norm_is_reduced_once_with_empty_ranks(ranks):
         parameter.grad = gradient
     with CommDebugMode() as launched:
         found = torch.nn.utils.clip_grad_norm_(parameters, 0.5, norm_type=float("inf"))
-    assert launched.get_total_counts() == 1
+    assert launched.get_total_counts() == 1 + GATHERS
     torch.testing.assert_close(whole_tensor(found), torch.cat([x.flatten(), few]).abs().max())
     torch.testing.assert_close(
         whole_tensor(parameters[1].grad), few * (0.5 / (whole_tensor(found) + 1e-6))
