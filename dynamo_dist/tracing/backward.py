@@ -57,7 +57,7 @@ def _before_backward(tx: Any, tensor: Any) -> None:
         dynamo_calls.expect_gradients(tx)
         if ddp.is_any_used_alone(tx):
             _refuse_backward("A parameter of DDP is used beside its forward.")
-        taken = ddp.take_accumulated(tx, tensor), unsharded_parameters.take_accumulated(tx, tensor)
+        taken = ddp.take_accumulated(tx, tensor), unsharded_parameters.take_kept_whole(tx, tensor)
         _accumulated(tx).extend(itertools.chain(*taken))
 
 

@@ -269,7 +269,7 @@ def ran_eagerly(wrapper: object, launches: bool = True) -> None:
         wrapper_agreement.runs_in_graph(wrapper, False)
 
 
-def take_accumulated(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
+def take_kept_whole(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
     """Take the gradients that former backwards of the graph have kept whole, of parameters that
     ``loss`` reduces. With each the gathered parameter that it belongs to.
     """
