@@ -36,10 +36,11 @@ def fill_phases(graph: fx.Graph) -> None:
     """Mark nodes that passes have added to a marked graph: they are needed where first read."""
     if _PHASE not in graph.output_node().meta:
         return
+    last = last_phase(graph)
     for node in reversed(graph.nodes):
         if _PHASE not in node.meta:
             phases = [user.meta[_PHASE] for user in node.users]
-            node.meta[_PHASE] = min(phases, default=last_phase(graph))
+            node.meta[_PHASE] = min(phases, default=last)
 
 
 def set_phase(node: fx.Node, phase: int, *, again: bool) -> None:

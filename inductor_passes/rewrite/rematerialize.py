@@ -105,11 +105,13 @@ class _Border:
             node, has_inputs = pending.pop()
             if has_inputs:
                 yield node
-            elif node in self.forward and not {node} & (self.kept | seen | copies.keys()):
-                if _may_repeat(node):
-                    seen.add(node)
-                    pending.append((node, True))
-                    pending += [(source, False) for source in reversed(node.all_input_nodes)]
+            elif node not in seen and node not in copies and self._is_given_up(node):
+                seen.add(node)
+                pending.append((node, True))
+                pending += [(source, False) for source in reversed(node.all_input_nodes)]
+
+    def _is_given_up(self, node: fx.Node) -> bool:
+        return node in self.forward and node not in self.kept and _may_repeat(node)
 
 
 def _needed(*values: object) -> None:
