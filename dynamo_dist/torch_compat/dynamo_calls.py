@@ -131,8 +131,9 @@ def uses_with_gradient(tracker: Any) -> Iterator[Any]:
     node = tracker.as_proxy().node
     # Nodes are compared by their place in the graph.
     backwards = node.graph.find_nodes(op="call_function", target=torch.autograd.grad)
+    last = max(backwards, default=None)
     for user in node.users:
-        if _has_history(user) and not (backwards and user < max(backwards)):
+        if _has_history(user) and (last is None or user > last):
             yield user.target
 
 

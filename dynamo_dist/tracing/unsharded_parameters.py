@@ -324,7 +324,9 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     for each in [*left, *cannot]:
         _mark_broken(each, id(each) not in state.quiet)
     # What the graph keeps unreduced at its end, a backward of its own hands over to FSDP2.
-    keeps = any(_has_gradient(tx, leaf) for leaf in state.keeping.values())
+    keeps = dynamo_calls.holds_backward(tx) and any(
+        _has_gradient(tx, leaf) for leaf in state.keeping.values()
+    )
     if state.entered and (dynamo_calls.lacks_gradients(tx) or keeps):
         dynamo_calls.expect_no_gradients(tx)
         return True
