@@ -20,7 +20,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import replace
-from inductor_passes.graph.phases import computes_again
+from inductor_passes.graph.phases import computes_again, phase_of
 from inductor_passes.graph_pass import PassStats, Rewrite
 from inductor_passes.torch_compat.aot import merged_without
 
@@ -31,7 +31,7 @@ class ShareLaunches(Rewrite):
     """Start one collective in place of several that do the same with the same source.
 
     A result above ``budget_bytes`` is not kept for a later reader: it may have been given up on
-    purpose, as when parameters are resharded between uses. One that was surely is not either.
+    purpose, as when parameters are resharded between uses. Nor is one over a backward.
 
     Requires: a functional graph.
     Ensures:  every bit as before; a second run changes nothing.
@@ -54,9 +54,10 @@ class ShareLaunches(Rewrite):
         for launch in launches(graph):
             if kind(launch) not in SHARED_KINDS or len(waits_of(launch)) != 1:
                 continue
+            # In a whole step another forward, or a backward, gathers anew what was resharded.
             if computes_again(launch):
                 continue
-            first = first_of.setdefault(signature(launch), launch)
+            first = first_of.setdefault((phase_of([launch]), signature(launch)), launch)
             if first is launch or output_bytes(first) > self.budget_bytes:
                 continue
             position = position or {node: i for i, node in enumerate(graph.nodes)}

@@ -1,13 +1,13 @@
 """Question: what does a training step of 1, 4 or 8 micro-batches launch and send, in eager mode,
-compiled by blocks, and whole?
+compiled by blocks, whole, and as a whole step?
 
     python tools/bench/traffic.py --write tools/bench/results/traffic.json
 
 Real gloo ranks: two for DDP and FSDP2, four (two copies of two shards) for HSDP. All but the last
 micro-batch run within ``no_sync()`` or ``set_requires_gradient_sync(False)``. Collectives and bytes
 (what is gathered, or what is reduced) of the third step of rank 0; nothing is timed. "blocks" is
-torch's own way: each block compiled by itself, the wrapper in eager mode. Graph passes run, kernels
-do not.
+torch's own way: each block compiled by itself, the wrapper in eager mode. "step" is one graph of
+all micro-batches. Graph passes run, kernels do not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from inductor_passes.inductor.session import graph_passes_only
 
 RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4}
 LAYERS, WIDTH, HEADS, VOCABULARY = 4, 256, 4, 128
-HOW = ("eager", "blocks", "whole")
+HOW = ("eager", "blocks", "whole", "step")
+OURS = ("whole", "step")
 MICRO_BATCHES = (1, 4, 8)
 STEPS = 3
 
@@ -102,24 +103,30 @@ def of_rank(parallel: str, micro_batches: int, how: str, out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     tokens = torch.randint(0, VOCABULARY, (2, 32))
-    if how == "whole":
+    if how in OURS:
         dynamo_dist.enable()
     model: Any = wrapped(parallel, how == "blocks")
     call: Any = torch.compile(model, backend="dynamo_dist") if how == "whole" else model
-    with graph_passes_only() if how == "whole" else contextlib.nullcontext():
+
+    def backwards(tokens: torch.Tensor) -> None:
+        for number in range(micro_batches):
+            is_last = number == micro_batches - 1
+            waits = contextlib.nullcontext()
+            if parallel == "ddp":
+                waits = waits if is_last else model.no_sync()
+            else:
+                model.set_requires_gradient_sync(is_last)
+            with waits:
+                call(tokens).square().mean().backward()
+
+    if how == "step":
+        backwards = torch.compile(backwards, backend="dynamo_dist", fullgraph=True)
+    with graph_passes_only() if how in OURS else contextlib.nullcontext():
         for step in range(STEPS):
             is_counted = step == STEPS - 1
             with Launches() if is_counted else contextlib.nullcontext() as seen:
                 model.zero_grad()
-                for number in range(micro_batches):
-                    is_last = number == micro_batches - 1
-                    waits = contextlib.nullcontext()
-                    if parallel == "ddp":
-                        waits = waits if is_last else model.no_sync()
-                    else:
-                        model.set_requires_gradient_sync(is_last)
-                    with waits:
-                        call(tokens).square().mean().backward()
+                backwards(tokens)
     if dist.get_rank() == 0:
         kinds = {kind: [count, seen.bytes[kind]] for kind, count in sorted(seen.counts.items())}
         total = [sum(column) for column in zip(*kinds.values(), strict=True)]
@@ -156,7 +163,8 @@ def main() -> int:
         print(f"{parallel}, {micro_batches} micro-batches: {told}", flush=True)
         rows.append(row)
     if given.write:
-        result = {"question": __doc__.split("\n")[0], "torch": torch.__version__, "rows": rows}
+        question = __doc__.split("\n\n")[0].replace("\n", " ")
+        result = {"question": question, "torch": torch.__version__, "rows": rows}
         given.write.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
