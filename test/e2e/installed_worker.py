@@ -110,9 +110,10 @@ def whole_model_trains(passes=installed):
     with passes(), records_of_block() as found:
         fast = torch.compile(ours, backend="inductor", fullgraph=True)
         close(train(ours, fast), by_eager())
-    assert {graph.phase for graph in found} == {"forward", "backward"}
-    assert all(graph.order_kept for graph in found)
-    assert all(any(p.name == "schedule" for p in graph.passes) for graph in found)
+    seen = [(g.phase, g.order_kept, g.cache, [p.name for p in g.passes]) for g in found]
+    assert {graph.phase for graph in found} == {"forward", "backward"}, seen
+    assert all(graph.order_kept for graph in found), seen
+    assert all(any(p.name == "schedule" for p in graph.passes) for graph in found), seen
 
 
 def whole_model_trains_with_the_plugin():
