@@ -10,6 +10,7 @@ runs as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -270,28 +271,13 @@ def take_accumulated(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
     operator.
     """
     found: list[tuple[Any, Any]] = []
-    behind: set[Any] | None = None
+    behind = dynamo_calls.history_of(loss)
     for params, passed in _passed(tx):
-        gradients = [
-            dynamo_building.call_traced(tx, unsharded_parameters.gradient_of, [each], {})
-            for each in params
-        ]
-        given = [i for i, each in enumerate(gradients) if not _is_none(each)]
-        if not given:
-            continue
-        if behind is None:
-            behind = dynamo_calls.history_of(loss)
-        if not any(passed[i].as_proxy().node in behind for i in given):
-            continue
-        for i in given:
-            found.append((passed[i], gradients[i]))
-            without = unsharded_parameters.without_gradient
-            dynamo_building.call_traced(tx, without, [params[i]], {})
+        if any(each.as_proxy().node in behind for each in passed):
+            given = [unsharded_parameters.has_gradient(tx, each) for each in params]
+            for each, param in compress(zip(passed, params, strict=True), given):
+                found.append((each, unsharded_parameters.take_gradient(tx, param)))
     return found
-
-
-def _is_none(tracker: Any) -> bool:
-    return bool(dynamo_building.realized(tracker).is_constant_none())
 
 
 def _passed(tx: Any) -> list[tuple[list[Any], list[Any]]]:

@@ -275,8 +275,9 @@ def take_kept_whole(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
     """
     state = _reads_if_any(tx)
     found: list[tuple[Any, Any]] = []
-    if state is None:
+    if state is None or not state.keeping:
         return found
+    behind = dynamo_calls.history_of(loss)
     for (key, tracer), whole in state.gathered.items():
         leaf = state.keeping.get(key)
         if leaf is None or tracer is not dynamo_calls.current_tracer(tx):
@@ -284,26 +285,30 @@ def take_kept_whole(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
         # Gathered for a backward that keeps too, it adds up where it is kept.
         if leaf.as_proxy().node in whole.as_proxy().node.all_input_nodes:
             continue
-        if _has_gradient(tx, leaf) and whole.as_proxy().node in dynamo_calls.history_of(loss):
-            gradient = dynamo_building.call_traced(tx, gradient_of, [leaf], {})
-            found.append((whole, gradient))
-            dynamo_building.call_traced(tx, without_gradient, [leaf], {})
+        if has_gradient(tx, leaf) and whole.as_proxy().node in behind:
+            found.append((whole, take_gradient(tx, leaf)))
     return found
 
 
-def gradient_of(param: torch.Tensor) -> torch.Tensor | None:
-    """In the graph: ``param.grad``."""
+def has_gradient(tx: Any, leaf: Any) -> bool:
+    """Return whether a leaf has accumulated something, as the program has come so far."""
+    gradient = dynamo_building.call_traced(tx, _gradient_of, [leaf], {})
+    return not dynamo_building.realized(gradient).is_constant_none()
+
+
+def take_gradient(tx: Any, leaf: Any) -> Any:
+    """Return what a leaf has accumulated, and leave it without."""
+    gradient = dynamo_building.call_traced(tx, _gradient_of, [leaf], {})
+    dynamo_building.call_traced(tx, _without_gradient, [leaf], {})
+    return gradient
+
+
+def _gradient_of(param: torch.Tensor) -> torch.Tensor | None:
     return param.grad
 
 
-def without_gradient(param: torch.Tensor) -> None:
-    """In the graph: forget it."""
+def _without_gradient(param: torch.Tensor) -> None:
     param.grad = None
-
-
-def _has_gradient(tx: Any, leaf: Any) -> bool:
-    gradient = dynamo_building.call_traced(tx, gradient_of, [leaf], {})
-    return not dynamo_building.realized(gradient).is_constant_none()
 
 
 def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
@@ -325,7 +330,7 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
         _mark_broken(each, id(each) not in state.quiet)
     # What the graph keeps unreduced at its end, a backward of its own hands over to FSDP2.
     keeps = dynamo_calls.holds_backward(tx) and any(
-        _has_gradient(tx, leaf) for leaf in state.keeping.values()
+        has_gradient(tx, leaf) for leaf in state.keeping.values()
     )
     if state.entered and (dynamo_calls.lacks_gradients(tx) or keeps):
         dynamo_calls.expect_no_gradients(tx)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
@@ -18,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.phases import last_phase, phase_of, set_phase
 from inductor_passes.torch_compat.aot import values_kept_for_backward
-from inductor_passes.torch_compat.nodes import is_random, overload_packet
+from inductor_passes.torch_compat.nodes import higher_order_name, is_random, overload_packet
 
 
 def rematerialize(gm: fx.GraphModule) -> int:
@@ -119,9 +118,8 @@ def _needed(*values: object) -> None:
 
 
 def _is_heavy(node: fx.Node) -> bool:
-    packet = overload_packet(node.target)
-    is_operator = packet is not None or isinstance(node.target, torch._ops.HigherOrderOperator)
-    return is_launch(node) or packet in flop_registry or (packet is None and is_operator)
+    has_flops = overload_packet(node.target) in flop_registry
+    return is_launch(node) or has_flops or higher_order_name(node.target) is not None
 
 
 def _may_repeat(node: fx.Node) -> bool:

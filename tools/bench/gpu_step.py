@@ -127,7 +127,7 @@ def timed(
         returned = time.perf_counter()
         losses.append(loss.item())  # waits for the device
         if i == 0:
-            first_s = before - start + time.perf_counter() - before
+            first_s = time.perf_counter() - start
         if i >= WARM_UPS:
             host.append(returned - before)
             whole.append(time.perf_counter() - before)
