@@ -9,13 +9,13 @@ from pathlib import Path
 from dynamo_dist import graph_compile, plugins, trackers
 from dynamo_dist.diagnostics import live
 from dynamo_dist.diagnostics.live import Listen
-from dynamo_dist.runtime import calls, gradients, guards, recompiles
+from dynamo_dist.runtime import calls, gradients, guards
 from dynamo_dist.settings import BACKEND, DistConfig, digest
 from dynamo_dist.sharding import registration, rules
 from dynamo_dist.torch_compat import dynamo_compiler, dynamo_frames, inductor_cpp
 from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import c10d as lowering
-from dynamo_dist.tracing import dtensor, modules
+from dynamo_dist.tracing import dtensor, eager_fallback, modules
 from dynamo_dist.tracing import trackers as tracking
 
 # A mesh that is being made there lacks what its tracker is asked for.
@@ -43,7 +43,7 @@ def patches(config: DistConfig, options: Mapping[str, object] | None = None) -> 
         *dtensor.patches(config),
         *modules.patches(config),
         *guards.patches(),
-        *recompiles.patches(),
+        *eager_fallback.patches(),
         *calls.wrapping_patches(),
         *gradients.gradients_patches(),
         *calls.below_autograd_patches(),

@@ -1,16 +1,19 @@
 """What a package adds to compiles beside passes: options, a command, log lines, cache keys, checks.
 
 A feature of this package and a package of somebody else register the same way, so that the core
-knows neither by name.
+knows neither by name. An extension also asks here what the compile in work wants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from inductor_passes.inductor.session import CompileSession
     from inductor_passes.pass_options import PassOptions
     from inductor_passes.records import GraphRecord
 
@@ -79,3 +82,25 @@ class Extension:
     def degraded(self) -> Sequence[Degraded]:
         """Return what this installation lacks."""
         return ()
+
+
+# Torch calls back with no more than a graph, or a key.
+_current: contextvars.ContextVar[CompileSession | None] = contextvars.ContextVar(
+    "session", default=None
+)
+
+
+@contextlib.contextmanager
+def in_work(session: CompileSession) -> Iterator[None]:
+    """What this thread compiles, or loads from a cache, in the block is of this session."""
+    token = _current.set(session)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def has_trait(trait: str) -> bool:
+    """Return whether the compile in work has a trait."""
+    session = _current.get()
+    return session is not None and trait in session.traits

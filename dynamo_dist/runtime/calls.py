@@ -31,7 +31,7 @@ from dynamo_dist.torch_compat import aot_runtime, dtensor_dispatch, dynamo_build
 from dynamo_dist.torch_compat.dtensor_specs import may_overlap
 from dynamo_dist.torch_compat.patching import OwnState, Patch
 from dynamo_dist.tracing.operators import NAMESPACE
-from inductor_passes.inductor.session_in_work import has_trait
+from inductor_passes.extension import has_trait
 
 
 def merge_inputs(

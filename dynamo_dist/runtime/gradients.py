@@ -25,7 +25,7 @@ from dynamo_dist.errors import DTensorError
 from dynamo_dist.runtime.guards import are
 from dynamo_dist.torch_compat import aot_gradients, aot_runtime
 from dynamo_dist.torch_compat.patching import Patch
-from inductor_passes.inductor.session_in_work import has_trait
+from inductor_passes.extension import has_trait
 
 
 def _refuse() -> NoReturn:

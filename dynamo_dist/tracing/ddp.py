@@ -29,7 +29,7 @@ from dynamo_dist.torch_compat import (
     dynamo_modules,
 )
 from dynamo_dist.torch_compat.patching import Patch
-from dynamo_dist.tracing import unsharded_parameters, wrapper_agreement
+from dynamo_dist.tracing import eager_fallback, unsharded_parameters
 from dynamo_dist.tracing.ddp_average import Averaging, buckets
 from dynamo_dist.tracing.unsharded_parameters import Place, Read
 
@@ -46,7 +46,7 @@ class _Averaged:
         # Names and shapes, which all ranks have in common, make the same key on all of them.
         named = [(name, tuple(params[place].shape)) for place, _, name in found]
         ranks = dist.get_process_group_ranks(wrapper.process_group)
-        key = wrapper_agreement.name(wrapper, "", named, ranks)
+        key = eager_fallback.name(wrapper, "", named, ranks)
         registered = [(owner._parameters, name, place) for place, owner, name in found]
         wanted = [i for i, param in enumerate(params) if param.requires_grad]
         split = buckets([params[i] for i in wanted], ddp.bucket_capacities(wrapper))

@@ -36,7 +36,7 @@ from dynamo_dist.torch_compat import (
 )
 from dynamo_dist.torch_compat.dynamo_calls import computes_gradients
 from dynamo_dist.torch_compat.patching import Patch
-from dynamo_dist.tracing import unsharded_parameters, wrapper_agreement
+from dynamo_dist.tracing import eager_fallback, unsharded_parameters
 from dynamo_dist.tracing.fsdp2_gather import (
     HOOKS,
     KEEPERS,
@@ -460,9 +460,7 @@ def _sharded(state: Any) -> _Sharded:
             for _, name in param.owners
         ]
         path, ranks = fsdp.path_in_model(state), fsdp.ranks(state)
-        _sharded_by_state[state] = _Sharded(
-            state, wrapper_agreement.name(state, path, params, ranks)
-        )
+        _sharded_by_state[state] = _Sharded(state, eager_fallback.name(state, path, params, ranks))
     return _sharded_by_state[state]
 
 

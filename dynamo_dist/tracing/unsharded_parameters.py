@@ -17,7 +17,7 @@ from torch import nn
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_modules
 from dynamo_dist.torch_compat.patching import Patch
-from dynamo_dist.tracing import wrapper_agreement
+from dynamo_dist.tracing import eager_fallback
 from dynamo_dist.tracing.fsdp2_gather import Gather
 
 if TYPE_CHECKING:
@@ -262,11 +262,11 @@ def ran_eagerly(wrapper: object, launches: bool = True) -> None:
     # Dynamo may have skipped the frame for good when a forward that launches nothing broke: it
     # traces no other either, and ranks that do would wait. Once they have chosen this is a plain
     # eager call.
-    elif launches and is_broken(wrapper, False) and wrapper_agreement.is_open(wrapper):
+    elif launches and is_broken(wrapper, False) and eager_fallback.is_open(wrapper):
         given_up = True
         _mark_broken(wrapper)
     if given_up and launches:
-        wrapper_agreement.runs_in_graph(wrapper, False)
+        eager_fallback.runs_in_graph(wrapper, False)
 
 
 def take_kept_whole(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
@@ -324,7 +324,7 @@ def _ends(tx: InstructionTranslatorBase, breaks: bool) -> bool:
     # A wrapper whose forward the graph ends in: its parameters would be sharded again in the
     # middle.
     cannot = state.inside if breaks else []
-    whole = wrapper_agreement.run_in_graph(state.outermost, cannot)
+    whole = eager_fallback.run_in_graph(state.outermost, cannot)
     left = [each for each, is_whole in zip(state.outermost, whole, strict=True) if not is_whole]
     for each in [*left, *cannot]:
         _mark_broken(each, id(each) not in state.quiet)

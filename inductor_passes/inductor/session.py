@@ -29,13 +29,13 @@ from torch import fx
 
 from inductor_passes import registry
 from inductor_passes.errors import RanksDifferError
+from inductor_passes.extension import in_work
 from inductor_passes.garbage_collector import rare_cycle_collection
 from inductor_passes.graph.phases import last_phase, mark_phases, phase_of
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
 from inductor_passes.inductor.local_graphs import has_uneven_values
 from inductor_passes.inductor.options import config_patches
-from inductor_passes.inductor.session_in_work import in_work
 from inductor_passes.inductor.shared_compile import SharedLowering, share_lowering
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
 from inductor_passes.pass_options import PassOptions, split

@@ -105,7 +105,7 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 # What is traced in the graph of a caller, in place of torch's.
 TRACED = ("tracing", "torch_compat/dynamo_modules.py")
 # What runs around a graph, though the files beside it are traced.
-AROUND = ("tracing/unsharded_parameters.py", "tracing/wrapper_agreement.py")
+AROUND = ("tracing/unsharded_parameters.py", "tracing/eager_fallback.py")
 
 
 def is_ours(code, places=("",)):

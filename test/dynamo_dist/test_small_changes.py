@@ -19,8 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.runtime import recompiles
-from dynamo_dist.tracing import unsharded_parameters
+from dynamo_dist.tracing import eager_fallback, unsharded_parameters
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +64,7 @@ class Job:
 
 @pytest.mark.parametrize(("job", "compiles"), [(Job(), 3), (None, 1)])
 def test_a_limit_of_compiles_does_not_part_ranks(monkeypatch, compiled, job, compiles):
-    monkeypatch.setattr(recompiles.decision, "current", lambda: job)
+    monkeypatch.setattr(eager_fallback.decision, "current", lambda: job)
     with torch._dynamo.config.patch(recompile_limit=1, automatic_dynamic_shapes=False):
         scaled, graphs = compiled(lambda x, factor: x * factor, fullgraph=False)
         for factor in (1.5, 2.5, 3.5):
@@ -103,7 +102,7 @@ def fully_sharded(mesh):
 def test_forward_in_eager_fallback_is_so_on_all_ranks(mesh, monkeypatch, make):
     asked = []
     monkeypatch.setattr(
-        unsharded_parameters.wrapper_agreement, "runs_in_graph", lambda *of: asked.append(of)
+        unsharded_parameters.eager_fallback, "runs_in_graph", lambda *of: asked.append(of)
     )
     model, wrapper = make(mesh)
     model(torch.ones(2, 4))

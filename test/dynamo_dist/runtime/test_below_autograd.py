@@ -12,7 +12,7 @@ from torch._inductor.utils import fresh_cache
 
 from dynamo_dist.runtime.calls import BELOW_AUTOGRAD, _lower
 from dynamo_dist.torch_compat import inductor_code
-from inductor_passes.inductor.session_in_work import in_work
+from inductor_passes.extension import in_work
 
 pytestmark = pytest.mark.skipif(
     inductor_code.below_autograd is None, reason="this torch cannot call below autograd"

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import dynamo_dist
 from dynamo_dist.runtime import gradients
 from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS, Gradients
-from inductor_passes.inductor.session_in_work import in_work
+from inductor_passes.extension import in_work
 
 pytestmark = pytest.mark.skipif(
     not gradients.gradients_patches(),

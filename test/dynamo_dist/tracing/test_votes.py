@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from dynamo_dist.tracing import wrapper_agreement
-from dynamo_dist.tracing.wrapper_agreement import vote
+from dynamo_dist.tracing import eager_fallback
+from dynamo_dist.tracing.eager_fallback import vote
 from inductor_passes.ranks import coordination
 from inductor_passes.ranks.coordination import ALL, DIFFERENT, NOT_ALL, Coordination, unanimous
 
@@ -16,8 +16,8 @@ from inductor_passes.ranks.coordination import ALL, DIFFERENT, NOT_ALL, Coordina
 @pytest.fixture
 def store(monkeypatch):
     shared = dist.HashStore()
-    monkeypatch.setattr(wrapper_agreement.c10d, "job_store", lambda: shared)
-    monkeypatch.setattr(wrapper_agreement.c10d, "global_rank", lambda: 0)
+    monkeypatch.setattr(eager_fallback.c10d, "job_store", lambda: shared)
+    monkeypatch.setattr(eager_fallback.c10d, "global_rank", lambda: 0)
     monkeypatch.setenv(coordination.SECONDS, "0.2")
     return shared
 
@@ -64,7 +64,7 @@ def test_rank_that_waits_says_for_whom(store, caplog, monkeypatch):
 
 
 def test_one_process_decides_alone(monkeypatch):
-    monkeypatch.setattr(wrapper_agreement.c10d, "job_store", lambda: None)
+    monkeypatch.setattr(eager_fallback.c10d, "job_store", lambda: None)
     assert vote("w", "do it", (0, 1), True) == ALL
     assert vote("w", "do it", (0, 1), False) == NOT_ALL
 
@@ -79,6 +79,6 @@ def test_failing_store_leaves_eager_mode(store, monkeypatch, caplog):
         raise RuntimeError("gone")
 
     failing = type("Failing", (), {"compare_set": broken})()
-    monkeypatch.setattr(wrapper_agreement.c10d, "job_store", lambda: failing)
+    monkeypatch.setattr(eager_fallback.c10d, "job_store", lambda: failing)
     assert vote("w", "do it", (0, 1), True) == NOT_ALL
     assert "Ranks could not agree on whether to do it: RuntimeError: gone" in caplog.text

@@ -1,17 +1,28 @@
-"""Let ranks agree on one way to run a wrapper's forward: in one graph, or in eager mode.
+"""Compiled, or in eager mode: ranks that launch together choose alike.
 
-Eager FSDP2 and DDP launch other collectives than a graph does. So the ranks of a graph that holds
-such a forward vote before the graph is first compiled. If one of them cannot compile it so, none
-does.
+In eager mode a function launches collectives in the program's order; compiled, in the order that
+all ranks agreed on. A rank that falls back alone would wait for its peers, or take other data.
 
-The first rank to vote waits for the others, until a deadline. After the deadline all ranks run the
-forward in eager mode: the verdict stays in the store, and ranks that vote later find it there.
+A wrapper's forward (FSDP2, DDP): the ranks vote before the graph that holds it is first compiled.
+If one of them cannot compile it so, none does. The first rank to vote waits for the others, until a
+deadline. After the deadline all ranks run the forward in eager mode: the verdict stays in the
+store, and ranks that vote later find it there.
+
+Dynamo runs a function eagerly once it has compiled it ``recompile_limit`` times. If the compiled
+function launches otherwise than eager mode would, it stays compiled.
+
+Dynamo also runs a function eagerly where a graph break stands in a loop or a ``try``, after which
+it cannot resume. Then the function keeps the program's order on all ranks, and this rank runs it
+eagerly for as long as the job lasts. Otherwise this rank could compile its caller again, for a
+batch of another length and without that break. It would then launch collectives that its peers do
+not expect.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import types
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +31,9 @@ from weakref import WeakKeyDictionary
 
 from dynamo_dist.errors import CannotFollowError
 from dynamo_dist.settings import agreement_seconds
+from dynamo_dist.torch_compat import dynamo_frames
+from dynamo_dist.torch_compat.patching import Patch
+from inductor_passes.ranks import decision
 from inductor_passes.ranks.coordination import (
     ALL,
     DIFFERENT,
@@ -136,3 +150,46 @@ def runs_in_graph(wrapper: Any, can: bool, together: str = "") -> bool:
             )
         mine.in_graph = False
     return mine.in_graph and can
+
+
+_warned: set[int] = set()
+
+
+def patches() -> list[Patch]:
+    """List the changes to apply while the plugin is enabled."""
+    return [
+        *dynamo_frames.ask_before_giving_up(stays_compiled),
+        *dynamo_frames.on_what_is_left_to_python(left_to_python, stays_in_python),
+    ]
+
+
+def left_to_python(code: types.CodeType) -> None:
+    """Dynamo could not compile a function. Raises CannotFollowError where other ranks launch by
+    a plan for it.
+    """
+    if (job := decision.current()) is not None:
+        job.leave_to_python(code)
+
+
+def stays_in_python(code: types.CodeType) -> bool:
+    """Return whether a function was left to Python before, in this job."""
+    return (job := decision.current()) is not None and job.is_left_to_python(code)
+
+
+def stays_compiled(frame_id: int | None, limit: str) -> bool:
+    """Return whether a function, by Dynamo's number in this process, is compiled again beyond a
+    limit.
+    """
+    job = decision.current()
+    if job is None or frame_id is None or not job.is_unlike_python(frame_id):
+        return False
+    if frame_id not in _warned:
+        _warned.add(frame_id)
+        log.warning(
+            "A function is compiled again although torch._dynamo.config.%s is reached: all ranks "
+            "agreed on collectives that differ from eager mode's, so it cannot run in eager mode. "
+            "Each further length costs a compile; "
+            "let sizes be dynamic (dynamic=None or True, or torch._dynamo.mark_dynamic).",
+            limit,
+        )
+    return True
