@@ -220,7 +220,8 @@ class SpanRecord:
     """One box of a timeline. ``lane`` is ``compute`` or a process group's name; times in
     microseconds.
 
-    ``why_exposed``: of an exposed collective, as ``CollectiveRecord`` has it.
+    ``why_exposed``: of an exposed collective, as ``CollectiveRecord`` has it. ``stage``, where the
+    graph is a whole training step: ``forward``, ``backward`` or ``update``.
     """
 
     lane: str
@@ -229,6 +230,7 @@ class SpanRecord:
     start_us: float
     duration_us: float
     why_exposed: str = ""
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +302,11 @@ class GraphRecord:
     def key(self) -> str:
         """Which graph this is: a later record of the same key replaces an earlier one."""
         return self.graph_id
+
+    @property
+    def is_whole_step(self) -> bool:
+        """Return whether the graph holds forward, backward and update of a training step."""
+        return any(span.stage for span in self.after.spans)
 
     @property
     def schedule(self) -> ScheduleRecord | None:

@@ -18,7 +18,9 @@ looks at the graph's edges only and never at the order of its nodes:
   as one kernel and share the read evenly.
 
 Views are free, and a broadcast value is read once per distinct element. Embedding and gather read
-what they pick, not the table. A node that writes memory starts a kernel.
+what they pick, not the table. A node that writes memory starts a kernel. What ends the graph as
+the new value of an input, such as an updated parameter, is computed in the input's memory: the copy
+into it is free, and the value counts as written.
 """
 
 from __future__ import annotations
@@ -292,7 +294,15 @@ def graph_accesses(graph: fx.Graph) -> dict[fx.Node, Accesses]:
     reads: dict[fx.Node, dict[fx.Node, int]] = {}
     written: set[fx.Node] = set()
     used: set[fx.Node] = set()
+    in_place = {
+        node: value
+        for node in kinds
+        if (value := _computed_in_place(node)) is not None and kinds[value].fusible
+    }
+    written.update(in_place.values())
     for node, kind in kinds.items():
+        if node in in_place:
+            continue
         # Outputs and launches do no arithmetic, but what they read has to be in memory: they end a
         # fusion.
         if kind.free and node.op != "output" and role(node) != "launch":
@@ -309,7 +319,7 @@ def graph_accesses(graph: fx.Graph) -> dict[fx.Node, Accesses]:
                 sharers[value, kind.depth, kind.iterations] += 1
     result = {}
     for node, kind in kinds.items():
-        if kind.free:
+        if kind.free or node in in_place:
             result[node] = Accesses({}, {}, False)
             continue
         fusible = kind.fusible
@@ -334,6 +344,15 @@ def value_behind(node: fx.Node) -> fx.Node:
     while is_view(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
+
+
+def _computed_in_place(node: fx.Node) -> fx.Node | None:
+    """The value that a copy writes to an input of the graph; None for all other nodes."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return None
+    target, source = node.args[:2]
+    is_input = isinstance(target, fx.Node) and target.op == "placeholder"
+    return value_behind(source) if is_input and isinstance(source, fx.Node) else None
 
 
 def _fused(value: fx.Node, reader: fx.Node, size: int, kinds: dict[fx.Node, NodeKind]) -> bool:

@@ -1,4 +1,4 @@
-"""Which backward of a whole training step a node stands behind.
+"""Which backward of a whole training step a node stands behind, and in which stage.
 
 A graph that holds forward, backward and update in one is lowered without AOTAutograd's partition.
 Values that only the backward reads may then be computed where the forward is, and stay alive until
@@ -11,8 +11,11 @@ from collections.abc import Iterable
 
 from torch import fx
 
-# Of a node's meta: how many backwards began before it, and whether it computes what another has.
+STAGES = ("forward", "backward", "update")
+# Of a node's meta: how many backwards began before it, whether it computes what another has, and
+# one of STAGES.
 _PHASE, _AGAIN = "inductor_passes_phase", "inductor_passes_again"
+_STAGE = "inductor_passes_stage"
 
 
 def mark_phases(graph: fx.Graph) -> bool:
@@ -29,6 +32,9 @@ def mark_phases(graph: fx.Graph) -> bool:
             if began != last or phase == 0:
                 phase, last = phase + 1, began
         node.meta[_PHASE] = phase
+    for node in graph.nodes if phase else ():
+        behind = "update" if node.meta[_PHASE] == phase else "forward"
+        node.meta[_STAGE] = "backward" if node.meta.get("autograd_backward") else behind
     return phase > 0
 
 
@@ -41,18 +47,33 @@ def fill_phases(graph: fx.Graph) -> None:
         if _PHASE not in node.meta:
             phases = [user.meta[_PHASE] for user in node.users]
             node.meta[_PHASE] = min(phases, default=last)
+    for node in graph.nodes:
+        if _STAGE not in node.meta:
+            # A reduction that only the update reads is of the backward, where its input was made.
+            sources = [stage_of(each) for each in node.all_input_nodes if each.op != "placeholder"]
+            stages = sources or [stage_of(user) for user in node.users]
+            node.meta[_STAGE] = max(stages, key=("", *STAGES).index, default="")
 
 
 def set_phase(node: fx.Node, phase: int, *, again: bool) -> None:
-    """Mark a node that is put into a phase; ``again``: it computes what another one has computed,
-    which was given up to save memory.
+    """Mark a node that is put into a backward's phase; ``again``: it computes what another one has
+    computed, which was given up to save memory.
     """
-    node.meta[_PHASE], node.meta[_AGAIN] = phase, again
+    node.meta[_PHASE], node.meta[_AGAIN], node.meta[_STAGE] = phase, again, "backward"
 
 
 def computes_again(node: fx.Node) -> bool:
     """Return whether a node computes what was given up to save memory."""
     return bool(node.meta.get(_AGAIN))
+
+
+def stage_of(node: fx.Node) -> str:
+    """Return one of ``STAGES``; "" in a graph that is no whole training step.
+
+    What stands between two backwards counts as forward, an update of another optimizer too.
+    """
+    stage: str = node.meta.get(_STAGE, "")
+    return stage
 
 
 def last_phase(graph: fx.Graph) -> int:

@@ -6,6 +6,7 @@ A function takes what was planned for the graph and returns a number, or None wh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from torch import fx
 
 from inductor_passes.cost import CostModel
+from inductor_passes.graph.phases import STAGES
 from inductor_passes.records import CollectiveRecord, FigureRecord, GraphRecord
 from inductor_passes.simulate import Timeline
 from inductor_passes.simulate.timeline import COMPUTE_LANE
@@ -161,6 +163,15 @@ def busiest_link(planned: PlannedGraph) -> float | None:
     return max(lanes.values(), default=None)
 
 
+def _stage_us(stage: str, planned: PlannedGraph) -> float | None:
+    spans = [s for s in planned.after.spans if s.lane == COMPUTE_LANE and s.stage == stage]
+    return sum(span.duration_us for span in spans) if spans else None
+
+
+for _stage in STAGES:
+    figure(_stage, "us")(functools.partial(_stage_us, _stage))
+
+
 # What the scheduler says of an exposed collective, in a reader's words.
 WHY_EXPOSED = {
     "data": "it starts once its input is there; nothing independent is left to compute meanwhile",
@@ -242,13 +253,12 @@ def titled(graphs: Sequence[GraphRecord]) -> list[tuple[str, GraphRecord]]:
     """Graphs with titles: ``forward``, or ``forward 1``, ``forward 2`` where a phase has
     several.
     """
-    total = Counter(graph.phase for graph in graphs)
-    seen: Counter[str] = Counter()
+    titles = ["training step" if graph.is_whole_step else graph.phase for graph in graphs]
+    total, seen = Counter(titles), Counter[str]()
     found = []
-    for graph in graphs:
-        seen[graph.phase] += 1
-        several = f" {seen[graph.phase]}" if total[graph.phase] > 1 else ""
-        found.append((graph.phase + several, graph))
+    for title, graph in zip(titles, graphs, strict=True):
+        seen[title] += 1
+        found.append((f"{title} {seen[title]}" if total[title] > 1 else title, graph))
     return found
 
 

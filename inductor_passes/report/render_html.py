@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inductor_passes.graph.phases import STAGES
 from inductor_passes.records import CollectiveRecord, GraphRecord, SpanRecord, TimelineRecord
 from inductor_passes.report import figures
 from inductor_passes.report.figures import WHY_EXPOSED, GraphsReport, order_text, titled, totals
@@ -21,7 +23,7 @@ from inductor_passes.report.figures import WHY_EXPOSED, GraphsReport, order_text
 if TYPE_CHECKING:
     from jinja2 import Template
 
-COMPUTE_LANE = "compute"
+COMPUTE_LANE, STAGE_LANE = "compute", "stage"
 # Spans narrower than this part of the picture are drawn together: half a pixel in 1000.
 RESOLUTION = 1 / 2000
 
@@ -30,7 +32,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One rectangle; ``style`` is ``compute``, ``wait``, ``hidden`` or ``exposed``.
+    """One rectangle; ``style`` is ``compute``, ``wait``, ``hidden``, ``exposed`` or a stage.
 
     ``span`` is the longest of the ``count`` spans in it, ``busy_us`` the sum of their durations
     within the box.
@@ -46,7 +48,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """``compute`` or a process group; ``busy_us`` without waiting."""
+    """``stage``, ``compute`` or a process group; ``busy_us`` without waiting."""
 
     name: str
     boxes: tuple[Box, ...]
@@ -55,7 +57,9 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Lanes of one timeline, compute first; ``scale_us`` is the width of the whole picture."""
+    """Lanes of one timeline, compute above groups; ``scale_us`` is the width of the whole
+    picture.
+    """
 
     lanes: tuple[Lane, ...]
     scale_us: float
@@ -64,13 +68,16 @@ class Picture:
 def draw(timeline: TimelineRecord, scale_us: float, lane_names: Sequence[str] = ()) -> Picture:
     """Boxes of ``timeline`` in a picture that is ``scale_us`` wide.
 
-    ``lane_names`` gives lanes to draw, even empty ones, and their order; other lanes follow.
+    ``lane_names`` gives lanes to draw, even empty ones, and their order; other lanes follow. Above
+    all, a whole training step has a lane of its stages.
     """
     by_lane: dict[str, list[SpanRecord]] = {name: [] for name in (COMPUTE_LANE, *lane_names)}
     for span in timeline.spans:
         by_lane.setdefault(span.lane, []).append(span)
     busy = _union((s.start_us, _end(s)) for s in by_lane[COMPUTE_LANE] if s.kind != "wait")
     lanes = []
+    if stages := _stages(by_lane[COMPUTE_LANE]):
+        lanes.append(Lane(STAGE_LANE, stages, sum(box.duration_us for box in stages)))
     for name, spans in by_lane.items():
         if name == COMPUTE_LANE:
             boxes = [
@@ -87,6 +94,19 @@ def draw(timeline: TimelineRecord, scale_us: float, lane_names: Sequence[str] = 
             )
         )
     return Picture(tuple(lanes), scale_us)
+
+
+def _stages(spans: Sequence[SpanRecord]) -> tuple[Box, ...]:
+    """A box for each run of one stage on the compute stream."""
+    boxes: list[Box] = []
+    for stage, run in itertools.groupby(spans, key=lambda span: span.stage):
+        members = list(run)
+        start, end = members[0].start_us, _end(members[-1])
+        busy = sum(span.duration_us for span in members if span.kind != "wait")
+        if stage:
+            longest = max(members, key=lambda span: span.duration_us)
+            boxes.append(Box(start, end - start, stage, longest, len(members), busy))
+    return tuple(boxes)
 
 
 def ticks(scale_us: float) -> list[float]:
@@ -223,7 +243,8 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
     spans = [span for timeline in drawn for span in timeline.spans]
     groups = tuple(dict.fromkeys(s.lane for s in spans if s.lane != COMPUTE_LANE))
     sizes = {c.group_name: c.group_size for c in graph.collectives}
-    lane_titles = {COMPUTE_LANE: "compute"}
+    lane_titles = {STAGE_LANE: "stage"} if graph.is_whole_step else {}
+    lane_titles[COMPUTE_LANE] = "compute"
     for group in groups:
         size = sizes.get(group)
         lane_titles[group] = f"group {group}" + (f" · {size} ranks" if size else "")
@@ -243,7 +264,9 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
 def _box_title(box: Box, collectives: dict[str, CollectiveRecord]) -> str:
     """Return the text shown when hovering over a box; its first line is the label if it fits."""
     collective = collectives.get(box.span.name)
-    if box.count > 1:
+    if box.style in STAGES:
+        head, more = box.style, [f"compute is busy for {figures.human_us(box.busy_us)}"]
+    elif box.count > 1:
         head = f"{box.count} spans"
         more = [f"longest: {box.span.name}", f"busy {figures.human_us(box.busy_us)}"]
     elif box.style == "wait":

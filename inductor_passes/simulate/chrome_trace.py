@@ -103,8 +103,9 @@ def _span(span: SpanRecord, pid: int, tid: int) -> JsonObject:
         "ts": span.start_us,
         "dur": span.duration_us,
     }
-    if span.why_exposed:
-        event["args"] = {"why exposed": span.why_exposed}
+    notes = {"why exposed": span.why_exposed, "stage": span.stage}
+    if notes := {name: text for name, text in notes.items() if text}:
+        event["args"] = notes
     return event
 
 

@@ -11,6 +11,7 @@ from torch import fx
 from inductor_passes.cost.model import CostModel
 from inductor_passes.graph.aliasing import alias_source
 from inductor_passes.graph.collectives import blocking_kind, group_name, kind, output_bytes, role
+from inductor_passes.graph.phases import stage_of
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute, live_bytes
 
@@ -211,15 +212,19 @@ def _curve(
 
 
 def _spans(nodes: list[fx.Node], program: Program, execution: Execution) -> tuple[SpanRecord, ...]:
-    spans = []
+    spans: list[SpanRecord] = []
     for i, node in enumerate(nodes):
         start, end, blocked = execution.start[i], execution.end[i], execution.blocked[i]
+        found: list[tuple[str, str, float, float]] = []
         if program.channel[i]:
-            what = blocking_kind(node) or kind(node)
-            spans.append(SpanRecord(group_name(node), node.name, what, start, end - start))
+            found.append((group_name(node), blocking_kind(node) or kind(node), start, end - start))
             start = end
         if blocked > 0:
-            spans.append(SpanRecord(COMPUTE_LANE, node.name, "wait", start - blocked, blocked))
+            found.append((COMPUTE_LANE, "wait", start - blocked, blocked))
         if not program.channel[i] and end > start:
-            spans.append(SpanRecord(COMPUTE_LANE, node.name, "compute", start, end - start))
+            found.append((COMPUTE_LANE, "compute", start, end - start))
+        spans += [
+            SpanRecord(lane, node.name, what, since, duration, stage=stage_of(node))
+            for lane, what, since, duration in found
+        ]
     return tuple(spans)

@@ -196,6 +196,25 @@ add: 512 + 1024 kernel
 mul: 512 + 1024 kernel""",
         )
 
+    def test_what_an_input_becomes_is_computed_in_its_memory(self):
+        def update(parameter, gradient):
+            parameter.copy_(parameter - gradient * 0.1)
+
+        self.assertExpectedInline(
+            traffic(update, [N], [N]),
+            """\
+mul: 4096 + 0
+sub: 4096 + 4096 kernel""",
+        )
+
+    def test_a_product_is_copied_into_an_input(self):
+        self.assertExpectedInline(
+            traffic(lambda x, y: x.copy_(y @ y), [16, 16], [16, 16]),
+            """\
+mm: 1024 + 1024 kernel
+copy_: 1024 + 1024 kernel""",
+        )
+
     def test_order_of_the_nodes_makes_no_difference(self):
         graph = trace(lambda x, w: ((x + 1) @ w, (x * 2) @ w, x.sum(-1)), [16, 16], [16, 16])
         before = graph_traffic(graph)

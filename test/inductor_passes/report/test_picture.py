@@ -88,6 +88,22 @@ def test_tiny_spans_of_different_style_stay_apart():
     assert len(lane.boxes) == 10
 
 
+def test_a_whole_step_has_a_lane_of_its_stages():
+    named = ("forward", "forward", "backward", "update", "backward")
+    spans = [
+        SpanRecord("compute", f"n{i}", "compute", i * 10.0, 10.0, stage=stage)
+        for i, stage in enumerate(named)
+    ]
+    picture = draw(TimelineRecord(tuple(spans), 50.0, 50.0, 0.0, 0.0, 0), 50.0)
+    assert [lane.name for lane in picture.lanes] == ["stage", "compute"]
+    assert shown(picture)["stage"] == [
+        ("forward", 0.0, 20.0, 2),
+        ("backward", 20.0, 10.0, 1),
+        ("update", 30.0, 10.0, 1),
+        ("backward", 40.0, 10.0, 1),
+    ]
+
+
 def test_lanes_keep_the_order_asked_for():
     picture = draw(timeline(("b", "all_reduce", 0.0, 1.0)), 1.0, ("a", "b"))
     assert [lane.name for lane in picture.lanes] == ["compute", "a", "b"]

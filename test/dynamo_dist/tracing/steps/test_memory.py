@@ -1,4 +1,5 @@
-"""What a whole step keeps from forward to backward: no more than two graphs of their own would."""
+"""What a whole step keeps from forward to backward, no more than two graphs of their own would; and
+its stages in the report."""
 
 import operator
 
@@ -7,9 +8,16 @@ import torch
 import whole_step
 from torch import nn
 from torch._dynamo.utils import get_static_address_type
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import checkpoint
 
-from inductor_passes.graph.phases import computes_again, phase_of
+from inductor_passes.graph.phases import STAGES, computes_again, phase_of
+from inductor_passes.report import recorder
+from inductor_passes.report.figures import titled
 from inductor_passes.torch_compat.nodes import overload_packet
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -115,6 +123,25 @@ def test_numbers_are_those_of_eager_mode():
 
     inputs = [torch.randn(rows, 64, dtype=torch.float64) for rows in (8, 12, 20)]
     whole_step.compare(build, inputs, graphs=2)  # the second for all sizes
+
+
+def test_a_report_tells_stages_apart(mesh):
+    model = Gated()
+    plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+    records = []
+    end = recorder.subscribe(records.append)
+    graph_of(trained(model), torch.randn(128, 64))
+    end()
+    (record,) = records
+    figures = {figure.name: figure.value for figure in record.figures}
+    spans = [span for span in record.after.spans if span.lane == "compute"]
+    assert sum(figures[stage] for stage in STAGES) == pytest.approx(
+        sum(span.duration_us for span in spans)
+    )
+    assert titled(records) == [("training step", record)]
+    first = {stage: [s.stage for s in spans].index(stage) for stage in STAGES}
+    assert sorted(STAGES, key=first.get) == list(STAGES)
 
 
 def test_states_stay_where_cuda_graphs_find_them():
