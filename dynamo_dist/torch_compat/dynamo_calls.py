@@ -133,8 +133,15 @@ def uses_with_gradient(tracker: Any) -> Iterator[Any]:
     backwards = node.graph.find_nodes(op="call_function", target=torch.autograd.grad)
     last = max(backwards, default=None)
     for user in node.users:
-        if _has_history(user) and (last is None or user > last):
+        since = last is None or user > last
+        if since and _has_history(user) and not _writes(user, node):
             yield user.target
+
+
+def _writes(user: fx.Node, node: fx.Node) -> bool:
+    """Return whether ``user`` is a method that writes to ``node``, as an optimizer's update."""
+    target = user.target if user.op == "call_method" else ""
+    return str(target).endswith("_") and user.args[0] is node
 
 
 def _has_history(node: fx.Node) -> bool:

@@ -124,6 +124,7 @@ KINDS = {
     "_reduce_scatter_base_": ("reduce_scatter", 1),
     "reduce_scatter_tensor": ("reduce_scatter", 0),
     "reduce_scatter_tensor_out": ("reduce_scatter", 0),
+    "alltoall_base_": ("reduce_scatter", 1),
     "all_to_all_single": ("reduce_scatter", 0),  # in its place on gloo: scatter_by_exchange
     "allreduce_": ("all_reduce", 0),
     "all_reduce": ("all_reduce", 0),
@@ -152,6 +153,8 @@ class Launches(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # a DTensor's own dispatch launches what is to be seen
         out = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
             name = func._schema.name.split("::")[1]

@@ -1,0 +1,21 @@
+"""Programs that train for twenty steps under each wrapper, one graph a step, beside eager mode."""
+
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("programs_worker.py")
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.parametrize("wrapper", ["tp", "sp", "fsdp2", "ddp", "ep"])
+def test_programs_of_two_ranks(on_ranks, wrapper):
+    on_ranks(WORKER, 2, wrapper)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.parametrize("wrapper", ["hsdp", "fsdp2 x tp"])
+def test_programs_of_four_ranks(on_ranks, wrapper):
+    on_ranks(WORKER, 4, wrapper)
