@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo.compiled_autograd as _compiled_autograd
 import torch._dynamo.config as _dynamo_config
-import torch._dynamo.polyfills as _polyfills
 import torch._dynamo.variables.builder as _builder
 import torch._dynamo.variables.higher_order_ops as _higher_order_ops
 import torch.distributed._composable_state as _composable_state
@@ -33,7 +32,7 @@ from dynamo_dist.torch_compat.dynamo_building import (
 )
 from dynamo_dist.torch_compat.dynamo_calls import tensor_inputs
 from dynamo_dist.torch_compat.dynamo_dtensors import MODULE_HOOK
-from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapAttribute, WrapFunction
+from dynamo_dist.torch_compat.patching import Patch, Upstream, WrapFunction
 
 if TYPE_CHECKING:
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -230,14 +229,12 @@ def on_backward(
     before: Callable[[Any, Any], None],
     after: Callable[[Any, list[tuple[Any, Any]]], None],
     broken: Callable[[Any], None],
-    accumulating: Callable[[Upstream], Upstream],
 ) -> list[Patch]:
     """Trace ``Tensor.backward`` as gradients that the graph computes and accumulates, unless the
     user set torch to trace it.
 
     ``before(tx, tensor)`` and ``after(tx, leaves with stand-ins of their gradients)`` may break the
-    graph. After a break, theirs or upstream's, ``broken(tx)`` is called. ``accumulating(upstream)``
-    is traced where a leaf accumulates: leaf, gradient so far, and new one -> gradient.
+    graph. After a break, theirs or upstream's, ``broken(tx)`` is called.
     """
 
     def call_method(
@@ -256,10 +253,7 @@ def on_backward(
             raise
         return result
 
-    return [
-        WrapFunction(TensorVariable, "call_method", call_method),
-        WrapAttribute(_polyfills, "accumulate_grad", accumulating, traced=True),
-    ]
+    return [WrapFunction(TensorVariable, "call_method", call_method)]
 
 
 def _add_attributes_to_leaves(tx: Any) -> None:

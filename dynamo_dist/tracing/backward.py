@@ -25,7 +25,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils.hooks import BackwardHook
 
 from dynamo_dist.torch_compat import (
@@ -190,22 +189,6 @@ def run_hooks(leaf: torch.Tensor, hooks: list[Callable[[torch.Tensor], None]]) -
     with torch.no_grad():
         for hook in hooks:
             hook(leaf)
-
-
-def accumulating(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """In the graph: the gradient of a leaf after another one.
-
-    Upstream copies each into a tensor like the leaf, so that a sum that is pending over ranks is
-    reduced in every backward. As in eager mode it stays pending until something reads it.
-    """
-
-    def accumulate(leaf: Any, before: Any, new: Any) -> Any:
-        if not isinstance(new, DTensor) or new.placements == leaf.placements:
-            return upstream(leaf, before, new)
-        # A copy, since two leaves may get one gradient; clone() would reduce it.
-        return new * 1 if before is None else before + new
-
-    return accumulate
 
 
 def new_hooks() -> BackwardHook:
@@ -399,7 +382,7 @@ def patches() -> list[Patch]:
     """
     return [
         *dynamo_modules.on_backward(
-            _before_backward, _after_backward, dynamo_calls.expect_no_gradients, accumulating
+            _before_backward, _after_backward, dynamo_calls.expect_no_gradients
         ),
         *dynamo_dtensors.on_tensor_attributes(lambda *_: None, dynamo_modules.value_without_source),
         *dynamo_modules.on_module_backward_hooks(create),

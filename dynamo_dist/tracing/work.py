@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from dynamo_dist.errors import InFlightError
 from dynamo_dist.torch_compat import (
@@ -162,7 +163,17 @@ def copy_back(started: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     for each, output in zip(started, outputs, strict=True):
         # c10d's buffers are outside of autograd, in eager mode too.
         buffer, result = plain(output), wait(each)
-        buffer.copy_(result if result.shape == buffer.shape else result.view(buffer.shape))
+        if not _is_shaped_alike(result, buffer):
+            torch._check(result.numel() == buffer.numel())  # sizes that only the data knows
+            result = result.view(buffer.shape)
+        buffer.copy_(result)
+
+
+def _is_shaped_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two shapes are known to be equal."""
+    if first.dim() != second.dim():
+        return False
+    return all(guard_or_false(first.shape[i] == second.shape[i]) for i in range(first.dim()))
 
 
 def split_back(started: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:

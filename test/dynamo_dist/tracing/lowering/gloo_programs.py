@@ -87,6 +87,21 @@ def all_to_all_uneven(x, rank, groups):
 
 
 @program
+def all_to_all_as_the_data_says(x, rank, groups):
+    """Rows go to the rank that they choose, and come back: nothing but the data knows how many."""
+    chosen = (x[:, 0] > 0).long() + rank % 2
+    order = chosen.argsort(stable=True)
+    counts = torch.histc(chosen.float(), bins=SIZE, min=0, max=SIZE - 1).long()
+    coming = torch.empty_like(counts)
+    dist.all_to_all_single(coming, counts)
+    here, there = counts.tolist(), coming.tolist()
+    taken, back = x.new_empty(sum(there), 8), torch.empty_like(x)
+    dist.all_to_all_single(taken, x[order], there, here)
+    dist.all_to_all_single(back, taken * (rank + 1), here, there)
+    return back
+
+
+@program
 def all_to_all_lists(x, rank, groups):
     inputs = [x[:1] * (peer + 1) for peer in range(SIZE)]
     outputs = [torch.zeros(1, 8) for _ in range(SIZE)]

@@ -9,7 +9,7 @@ WORKER = Path(__file__).with_name("programs_worker.py")
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("wrapper", ["tp", "sp", "fsdp2", "ddp", "ep"])
+@pytest.mark.parametrize("wrapper", ["tp", "sp", "fsdp2", "ddp", "ep", "dropless ep"])
 def test_programs_of_two_ranks(on_ranks, wrapper):
     on_ranks(WORKER, 2, wrapper)
 

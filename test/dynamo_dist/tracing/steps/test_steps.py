@@ -7,11 +7,7 @@ import torch
 import whole_step
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-
-from inductor_passes.graph.collectives import launches
 
 ADAMW = {"lr": 0.01, "foreach": True}
 
@@ -425,6 +421,29 @@ def test_closure_runs_as_eagerly():
     whole_step.compare(with_closure, graphs=None, fullgraph=False)
 
 
+def with_scaler():
+    model, optimizer = parts(torch.optim.SGD, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step(x):
+        loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return scaler.get_scale()
+
+    return model.parameters(), step
+
+
+def test_scaled_step_runs_as_eagerly():
+    inputs = whole_step.batches(3)
+    inputs[1] = inputs[1] * float("inf")  # this step is left out, and the scale halved
+    whole_step.compare(with_scaler, inputs, graphs=None, fullgraph=False)
+
+
 def test_result_that_a_backward_used_up_has_no_history():
     model, optimizer = parts()
     step = torch.compile(whole_step.plain_step(model, optimizer), backend="dynamo_dist")
@@ -501,41 +520,3 @@ def test_parameter_that_is_frozen_between_steps_stays():
         )
 
     whole_step.compare(build, graphs=2)
-
-
-def test_pending_gradients_add_up_before_they_are_reduced(mesh):
-    """A replicated weight whose rows come from sharded activations."""
-    model = parallelize_module(nn.RMSNorm(8), mesh["tp"], SequenceParallel(sequence_dim=0))
-    seen = []
-
-    def step(*micro_batches):
-        for x in micro_batches:
-            model(DTensor.from_local(x, mesh["tp"], [Shard(0)])).square().sum().backward()
-
-    options = {"post_grad_custom_pre_pass": lambda graph: seen.append([*launches(graph)])}
-    batches = [torch.randn(2, 8) for _ in range(3)]
-    step(*batches)
-    want, model.weight.grad = model.weight.grad, None
-    torch.compile(step, backend="dynamo_dist", fullgraph=True, options=options)(*batches)
-    assert model.weight.grad.placements == want.placements == (Partial(),)
-    torch.testing.assert_close(model.weight.grad.to_local(), want.to_local())
-    assert seen == [[]]
-
-
-def test_one_gradient_of_two_leaves_is_no_ones_alone(mesh):
-    """What one of them does to its gradient, the other does not see."""
-    leaves = [
-        nn.Parameter(DTensor.from_local(torch.ones(8), mesh["tp"], [Replicate()])) for _ in range(2)
-    ]
-
-    def step(x):
-        pending = DTensor.from_local(x, mesh["tp"], [Partial()], run_check=False)
-        ((leaves[0] + leaves[1]) * pending).sum().backward()
-        leaves[0].grad.mul_(2.0)
-
-    step(torch.ones(8))
-    want = [leaf.grad.full_tensor() for leaf in leaves]
-    for leaf in leaves:
-        leaf.grad = None
-    torch.compile(step, backend="dynamo_dist", fullgraph=True)(torch.ones(8))
-    torch.testing.assert_close([leaf.grad.full_tensor() for leaf in leaves], want)
