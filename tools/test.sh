@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main checks, in 10 to 13 minutes: fast tests, main paths on real ranks, ruff, mypy, codespell. Arguments go to pytest.
+# The main checks, in ten minutes: fast tests, main paths on real ranks, ruff, mypy, codespell. Arguments go to pytest.
 #
 #   --all         the other slow tests too
 #   --rest        these alone: what .ci/run adds

@@ -140,7 +140,6 @@ ON_RANKS = """all_gather_list reduce_scatter_list autograd_function_pg_global as
 redistribute_uneven redistribute_partial_2d mlp_nobias loss_parallel_inside coalescing_manager""".split()
 
 
-@pytest.mark.main
 def test_programs_equal_eager_on_eight_real_ranks():
     part = PARTS["corpus-ranks"]
     found = dict(ranks.run(part, ON_RANKS, "ours", part.seconds))

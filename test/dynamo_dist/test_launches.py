@@ -218,7 +218,6 @@ def test_both_checks_of_the_corpus_find_a_planted_fault(fault):
         assert record["status"] == "differ", record
 
 
-@pytest.mark.main
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "every", [3, pytest.param(1, marks=pytest.mark.sweep)], ids=["a third", "all"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.main]
+pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("sharded_models_worker.py")
 CASES = [
     "qwen3_moe:1:graphs",

@@ -56,7 +56,6 @@ def wheel(tmp_path_factory):
     return built
 
 
-@pytest.mark.main
 @pytest.mark.slow
 def test_wheel_holds_each_file_of_the_packages(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -64,7 +63,6 @@ def test_wheel_holds_each_file_of_the_packages(wheel):
     assert inside == {name for name in tracked if (ROOT / name).is_file()}
 
 
-@pytest.mark.main
 @pytest.mark.slow
 def test_wheel_runs_outside_the_checkout(wheel, tmp_path):
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)

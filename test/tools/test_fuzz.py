@@ -37,6 +37,7 @@ def test_a_hundred_programs(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("fault", "kind", "seed"),
     [

@@ -32,6 +32,7 @@ def test_joint_graphs_in_parts_train_as_whole_ones():
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["joins", "sums", "gathers", "orders", "counts"])
 def test_a_planted_fault_is_found(fault):
     assert fuzz("--programs", "16", "--plant", fault)["failed"] > 0
