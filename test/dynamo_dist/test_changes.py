@@ -56,7 +56,7 @@ def test_versions_are_read_from_the_docstring(found):
         each for each in found if each.made_by == "torch_compat.dynamo_frames.ask_before_giving_up"
     ]
     assert hearing.versions == "2.13 to 2.15"
-    assert hearing.why.startswith("Keep functions compiled that Dynamo would run eagerly")
+    assert hearing.why.startswith("Compiled, or in eager mode")
 
 
 def test_kinds_sum_up_what_is_listed_but_our_own_state(found):
