@@ -171,7 +171,7 @@ def test_planted_faults_are_found(cls):
         run_pass(cls(ByRows(), 2), trace(layers, *LAYERS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([2, 4]), st.integers(0, 1), st.integers(0, 2))
 def test_drawn_programs_keep_every_bit_on_all_ranks(number, parts, dim, source):
     with fake_group(RANKS):

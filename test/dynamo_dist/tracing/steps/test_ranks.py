@@ -4,14 +4,20 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+WORKER = Path(__file__).with_name("ranks_worker.py")
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("wrapper", ["tp", "fsdp2", pytest.param("ddp", marks=pytest.mark.main)])
 def test_step_is_one_graph_with_eagers_numbers_and_launches(on_ranks, wrapper):
-    on_ranks(Path(__file__).with_name("ranks_worker.py"), 2, wrapper)
+    on_ranks(WORKER, 2, wrapper)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["tp", "fsdp2", "ddp"])
+def test_step_with_a_break_has_eagers_numbers(on_ranks, wrapper):
+    on_ranks(WORKER, 2, wrapper, "broken")
+
+
 @pytest.mark.parametrize("wrapper", ["hsdp", "fsdp2 x tp"])
 def test_step_on_a_mesh_of_two_by_two(on_ranks, wrapper):
-    on_ranks(Path(__file__).with_name("ranks_worker.py"), 4, wrapper)
+    on_ranks(WORKER, 4, wrapper)
