@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from inductor_passes.graph.aliasing import is_view, mutated_inputs
+from inductor_passes.graph.aliasing import is_view, mutated_inputs, written_to_input
 from inductor_passes.graph.collectives import role
 from inductor_passes.graph.node_kinds import NodeKind, distinct_bytes, loop_of, node_kinds, tensors
 from inductor_passes.torch_compat.nodes import size_hint
@@ -294,11 +294,8 @@ def graph_accesses(graph: fx.Graph) -> dict[fx.Node, Accesses]:
     reads: dict[fx.Node, dict[fx.Node, int]] = {}
     written: set[fx.Node] = set()
     used: set[fx.Node] = set()
-    in_place = {
-        node: value
-        for node in kinds
-        if (value := _computed_in_place(node)) is not None and kinds[value].fusible
-    }
+    copied = {node: value_behind(value) for node in kinds if (value := written_to_input(node))}
+    in_place = {node: value for node, value in copied.items() if kinds[value].fusible}
     written.update(in_place.values())
     for node, kind in kinds.items():
         if node in in_place:
@@ -344,15 +341,6 @@ def value_behind(node: fx.Node) -> fx.Node:
     while is_view(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
-
-
-def _computed_in_place(node: fx.Node) -> fx.Node | None:
-    """The value that a copy writes to an input of the graph; None for all other nodes."""
-    if node.target is not torch.ops.aten.copy_.default:
-        return None
-    target, source = node.args[:2]
-    is_input = isinstance(target, fx.Node) and target.op == "placeholder"
-    return value_behind(source) if is_input and isinstance(source, fx.Node) else None
 
 
 def _fused(value: fx.Node, reader: fx.Node, size: int, kinds: dict[fx.Node, NodeKind]) -> bool:

@@ -117,6 +117,15 @@ def alias_source(node: fx.Node) -> fx.Node | None:
     return None
 
 
+def written_to_input(node: fx.Node) -> fx.Node | None:
+    """Return what a node copies into an input of the graph, as its new value; None for others."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return None
+    target, value = node.args[:2]
+    is_input = isinstance(target, fx.Node) and target.op == "placeholder"
+    return value if is_input and isinstance(value, fx.Node) else None
+
+
 def _passed(node: fx.Node, arguments: Iterable[tuple[int, str]]) -> list[fx.Node]:
     """The nodes that stand at some arguments of a call, lists laid out."""
     found: list[fx.Node] = []

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from inductor_passes.errors import InvariantError, PreconditionError
+from inductor_passes.graph.aliasing import written_to_input
 from inductor_passes.graph.collectives import (
     group_name,
     is_launch,
@@ -118,8 +119,7 @@ def epilogue(graph: fx.Graph) -> dict[fx.Node, None]:
     for node in reversed(graph.nodes):
         if node.op == "output":
             continue
-        target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
-        if not isinstance(target, fx.Node) or target.op != "placeholder":
+        if written_to_input(node) is None:
             break
         found[node] = None
     return found

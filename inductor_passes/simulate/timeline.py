@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from inductor_passes.cost.model import CostModel
-from inductor_passes.graph.aliasing import alias_source
+from inductor_passes.graph.aliasing import alias_source, written_to_input
 from inductor_passes.graph.collectives import blocking_kind, group_name, kind, output_bytes, role
 from inductor_passes.graph.phases import stage_of
 from inductor_passes.records import SpanRecord, TimelineRecord
@@ -23,9 +23,9 @@ def memory_owners(graph: fx.Graph) -> list[int]:
     in the input's memory.
     """
     written = {
-        _base(write.args[1]): write.args[0]
+        _base(value): write.args[0]
         for write in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-        if write.args[0].op == "placeholder"
+        if (value := written_to_input(write))
     }
     position: dict[fx.Node, int] = {}
     owners: list[int] = []

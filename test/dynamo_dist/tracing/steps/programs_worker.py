@@ -14,10 +14,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as exchange
+import whole_step
+from ranks_worker import (
+    averaged,
+    fully_sharded,
+    local,
+    sharded_by_tensor,
+    sharded_twice,
+    synchronizing,
+)
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -91,12 +100,6 @@ class DroplessExperts(Experts):
 
 
 # Wrappers: model and mesh -> model.
-def by_tensor(model, mesh):
-    plan = {f"{i}.up": ColwiseParallel() for i in range(BLOCKS)}
-    plan |= {f"{i}.down": RowwiseParallel() for i in range(BLOCKS)}
-    return parallelize_module(model, mesh, plan)
-
-
 def by_sequence(model, mesh):
     rows = Shard(0)
     plan = {
@@ -108,20 +111,6 @@ def by_sequence(model, mesh):
         plan[f"{i}.up"] = ColwiseParallel(input_layouts=rows)
         plan[f"{i}.down"] = RowwiseParallel(output_layouts=rows, use_local_output=False)
     return parallelize_module(model, mesh, plan)
-
-
-def by_parameter(model, mesh):
-    for block in model[:BLOCKS]:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-def by_both(model, mesh):
-    return by_parameter(by_tensor(model, mesh["tp"]), mesh["dp"])
-
-
-def by_batch(model, mesh):
-    return DistributedDataParallel(model)
 
 
 def by_expert(model, mesh, experts=Experts):
@@ -144,14 +133,14 @@ def two_by_two(first, second):
 
 
 WRAPPERS = {
-    "tp": (by_tensor, line),
+    "tp": (sharded_by_tensor, line),
     "sp": (by_sequence, line),
-    "fsdp2": (by_parameter, line),
-    "ddp": (by_batch, line),
+    "fsdp2": (fully_sharded, line),
+    "ddp": (averaged, line),
     "ep": (by_expert, line),
     "dropless ep": (by_dropless_expert, line),
-    "hsdp": (by_parameter, lambda: two_by_two("copies", "shards")),
-    "fsdp2 x tp": (by_both, lambda: two_by_two("dp", "tp")),
+    "hsdp": (fully_sharded, lambda: two_by_two("copies", "shards")),
+    "fsdp2 x tp": (sharded_twice, lambda: two_by_two("dp", "tp")),
 }
 OWN_BATCHES = ("fsdp2", "ddp", "ep", "dropless ep", "hsdp")  # of other lengths too
 
@@ -185,15 +174,7 @@ def whole(value):
 def plain(build, optimize):
     model = build()
     optimizer = optimize(model)
-
-    def step(x):
-        loss = loss_of(model(x))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step, [model], [optimizer]
+    return whole_step.plain_step(model, optimizer), [model], [optimizer]
 
 
 @program
@@ -287,11 +268,8 @@ def accumulated_locally(build, optimize):
     optimizer = optimize(model)
 
     def reducing(is_last):
-        if isinstance(model, DistributedDataParallel):
-            return contextlib.nullcontext() if is_last else model.no_sync()
-        if hasattr(model, "set_requires_gradient_sync"):
-            model.set_requires_gradient_sync(is_last)
-        return contextlib.nullcontext()
+        wrapped = isinstance(model, DistributedDataParallel | FSDPModule)
+        return synchronizing(model, is_last) if wrapped else contextlib.nullcontext()
 
     def step(x):
         losses = []
@@ -311,15 +289,7 @@ def accumulated_locally(build, optimize):
 def checkpointed(build, optimize):
     model = build(checkpointed=True)
     optimizer = optimize(model)
-
-    def step(x):
-        loss = loss_of(model(x))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step, [model], [optimizer]
+    return whole_step.plain_step(model, optimizer), [model], [optimizer]
 
 
 @program
@@ -407,30 +377,14 @@ def two_groups(build, optimize):
     )
     groups = [{"params": several, "weight_decay": 0.1}, {"params": one, "weight_decay": 0.0}]
     optimizer = type(optimize(model))(groups, lr=1e-3)
-
-    def step(x):
-        loss = loss_of(model(x))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step, [model], [optimizer]
+    return whole_step.plain_step(model, optimizer), [model], [optimizer]
 
 
 @program
 def frozen_in_part(build, optimize):
     model = build(frozen=True)
     optimizer = optimize(model)
-
-    def step(x):
-        loss = loss_of(model(x))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step, [model], [optimizer]
+    return whole_step.plain_step(model, optimizer), [model], [optimizer]
 
 
 def run(name, wrapper, optimize, inputs, compiled):
@@ -461,13 +415,11 @@ def run(name, wrapper, optimize, inputs, compiled):
     values = [
         v for each in trained for v in (each if isinstance(each, list) else each.parameters())
     ]
-    values = [local(value) for value in (*values, *states)]
+    values = [
+        v.detach() if isinstance(v := local(each), torch.Tensor) else v
+        for each in (*values, *states)
+    ]
     return found, values, launches
-
-
-def local(value):
-    value = value.detach() if isinstance(value, torch.Tensor) else value
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def compare(name, wrapper, number):
