@@ -42,6 +42,7 @@ def test_three_states_share_one_cache_folder(tmp_path):
     assert len({r["checksum"] for r in (*first.values(), *again.values())}) == 1
 
 
+@pytest.mark.sweep  # the sharded layers below train from the same caches
 def test_cached_training_step_accumulates_gradients(tmp_path):
     first, again = (run("training", tmp_path) for _ in range(2))
     assert (first["hits"], again["hits"]) == (0, 1)

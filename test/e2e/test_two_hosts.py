@@ -70,6 +70,7 @@ def torchrun(hosts, caches, *, what=("1", str(SLOWER_S)), seconds=400):
     return [ranks[rank] for rank in range(2)]
 
 
+@pytest.mark.sweep  # the other test has both hosts and both kinds of folder
 def test_hosts_of_which_one_compiles_slower(hosts, tmp_path):
     """One step with a cache that the hosts share, and one with a cache for each of them; then
     both from these.

@@ -13,7 +13,10 @@ def test_step_is_one_graph_with_eagers_numbers_and_launches(on_ranks, wrapper):
     on_ranks(WORKER, 2, wrapper)
 
 
-@pytest.mark.parametrize("wrapper", ["tp", "fsdp2", "ddp"])
+# A break parts the step in the same place under each wrapper.
+@pytest.mark.parametrize(
+    "wrapper", ["fsdp2", *(pytest.param(each, marks=pytest.mark.sweep) for each in ("tp", "ddp"))]
+)
 def test_step_with_a_break_has_eagers_numbers(on_ranks, wrapper):
     on_ranks(WORKER, 2, wrapper, "broken")
 

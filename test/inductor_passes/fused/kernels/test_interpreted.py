@@ -13,7 +13,11 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("proof", ["check_numbers.py", "check_protocol.py", "check_bench.py"])
+# Who waits for what in the kernels: a minute, which each night takes.
+PROTOCOL = pytest.param("check_protocol.py", marks=pytest.mark.sweep)
+
+
+@pytest.mark.parametrize("proof", ["check_numbers.py", PROTOCOL, "check_bench.py"])
 def test_in_the_interpreter(proof):
     pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", HERE / proof]
