@@ -11,11 +11,13 @@ from inductor_passes.rewrite.inner_dimensions import ScatterByExchange as Scatte
 from inductor_passes.rewrite.merge_tiny import MergeTiny as MergeTiny
 from inductor_passes.rewrite.narrow_gathers import DowncastBeforeGather as DowncastBeforeGather
 from inductor_passes.rewrite.narrow_gathers import GatherBeforeUpcast as GatherBeforeUpcast
+from inductor_passes.rewrite.reduce_sums import ReduceSums as ReduceSums
 from inductor_passes.rewrite.share_collectives import ShareLaunches as ShareLaunches
 
 # Read top to bottom: what takes a launch away comes before what makes one smaller.
 REWRITES = (
     ComposeRedistributes,
+    ReduceSums,
     AllReduceSlice,
     GatherBeforeUpcast,
     DowncastBeforeGather,
