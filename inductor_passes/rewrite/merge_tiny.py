@@ -24,6 +24,7 @@ from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
 from inductor_passes.graph_pass import Numerics, PassStats, Rewrite
 
 c10d = torch.ops._c10d_functional
+CONTIGUOUS = {"memory_format": torch.contiguous_format}
 HELD = 4  # times tiny_bytes: what one launch may gather
 _MERGED = (
     c10d.all_reduce.default,
@@ -144,6 +145,10 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
             piece = emit(graph, operator.getitem, (pieces, i), launch)
             shape = list(shapes[i])
             if gathers:
+                # A copy of rows as they lie, which a reader can vectorize. Reshaped in one step,
+                # each element would divide its index by a row's length.
+                piece = emit(graph, aten.view.default, (piece, [ranks, *shape]), launch)
+                piece = emit(graph, aten.clone.default, (piece,), launch, CONTIGUOUS)
                 shape[0] *= ranks
             elif scatters:
                 shape[0] //= ranks

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 
 from inductor_passes.graph.collectives import launches, payload_bytes
 from inductor_passes.graph.phases import mark_phases
@@ -37,6 +38,34 @@ def test_shards_are_gathered_together_up_to_what_may_be_held(on_all_ranks):
     assert payloads(graph) == [512, 512, 256]
     assert record.counters == {"launches_before": 4, "launches_after": 2}
     assert not BucketGathers(2 * KIB).run(graph).changed
+
+
+def test_rows_are_copied_out_as_they_lie():
+    """A reshape of the pieces would have Inductor divide the index of each element."""
+    graph = trace(lambda a, b: (gather(a), gather(b)), [2, 8], [3])
+    BucketGathers().run(graph)
+    assert_expected_inline(
+        dump(graph),
+        """\
+a_1: [2, 8]
+b_1: [3]
+reshape_default: [16] = reshape(a_1, [-1])
+reshape_default_1: [3] = reshape(b_1, [-1])
+cat_default: [19] = cat([reshape_default, reshape_default_1])
+all_gather_into_tensor_default: [76] = all_gather_into_tensor(cat_default, 4, 0)
+wait_tensor_default: [76] = wait_tensor(all_gather_into_tensor_default)
+view_default: [4, 19] = view(wait_tensor_default, [4, 19])
+split_with_sizes_default: ([4, 16], [4, 3]) = split_with_sizes(view_default, [16, 3], 1)
+getitem: [4, 16] = getitem(split_with_sizes_default, 0)
+view_default_1: [4, 2, 8] = view(getitem, [4, 2, 8])
+clone_default: [4, 2, 8] = clone(view_default_1, memory_format=torch.contiguous_format)
+reshape_default_2: [8, 8] = reshape(clone_default, [8, 8])
+getitem_1: [4, 3] = getitem(split_with_sizes_default, 1)
+view_default_2: [4, 3] = view(getitem_1, [4, 3])
+clone_default_1: [4, 3] = clone(view_default_2, memory_format=torch.contiguous_format)
+reshape_default_3: [12] = reshape(clone_default_1, [12])
+return (reshape_default_2, reshape_default_3)""",
+    )
 
 
 def test_padded_shards_are_gathered_together(on_all_ranks):
