@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_modules
 from dynamo_dist.torch_compat.patching import Patch
@@ -271,7 +272,8 @@ def ran_eagerly(wrapper: object, launches: bool = True) -> None:
 
 def take_kept_whole(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
     """Take the gradients that former backwards of the graph have kept whole, of parameters that
-    ``loss`` reduces. With each the gathered parameter that it belongs to.
+    ``loss`` reduces. With each the gathered parameter that it belongs to; of a DTensor, its local
+    tensor.
     """
     state = _reads_if_any(tx)
     found: list[tuple[Any, Any]] = []
@@ -282,11 +284,15 @@ def take_kept_whole(tx: Any, loss: Any) -> list[tuple[Any, Any]]:
         leaf = state.keeping.get(key)
         if leaf is None or tracer is not dynamo_calls.current_tracer(tx):
             continue
-        # Gathered for a backward that keeps too, it adds up where it is kept.
-        if leaf.as_proxy().node in whole.as_proxy().node.all_input_nodes:
+        node = whole.as_proxy().node
+        # Gathered for a backward that keeps too, it adds up where it is kept. A DTensor is made of
+        # what the gather gave.
+        gathers = (node, *node.all_input_nodes)
+        if any(leaf.as_proxy().node in each.all_input_nodes for each in gathers):
             continue
-        if has_gradient(tx, leaf) and whole.as_proxy().node in behind:
-            found.append((whole, take_gradient(tx, leaf)))
+        if has_gradient(tx, leaf) and node in behind:
+            local = dynamo_building.call_traced(tx, _local, [whole], {})
+            found.append((local, take_gradient(tx, leaf)))
     return found
 
 
@@ -301,6 +307,10 @@ def take_gradient(tx: Any, leaf: Any) -> Any:
     gradient = dynamo_building.call_traced(tx, _gradient_of, [leaf], {})
     dynamo_building.call_traced(tx, _without_gradient, [leaf], {})
     return gradient
+
+
+def _local(whole: torch.Tensor) -> torch.Tensor:
+    return whole.to_local() if isinstance(whole, DTensor) else whole
 
 
 def _gradient_of(param: torch.Tensor) -> torch.Tensor | None:
