@@ -16,7 +16,7 @@ import torch._dynamo.config as _dynamo_config
 import torch._dynamo.variables.builder as _builder
 from torch import fx
 from torch._dynamo.decorators import mark_static_address
-from torch._dynamo.source import OptimizerSource, is_from_optimizer_source
+from torch._dynamo.source import AttrSource, OptimizerSource, is_from_optimizer_source
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
@@ -24,7 +24,7 @@ from torch._dynamo.variables.hashable import HashableTracker
 from torch._dynamo.variables.lazy import LazyCache, LazyVariableTracker
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-from torch.optim import SGD, Adafactor, Optimizer
+from torch.optim import SGD, Adafactor, Adam, Optimizer
 from torch.optim import optimizer as _optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -115,7 +115,10 @@ def learning_rates_are_inputs(is_whole_step: Callable[[Any], bool]) -> list[Patc
     """
 
     def make(tx: Any, value: float, source: Any) -> Any:
-        if not is_whole_step(tx) or not _is_learning_rate(tx, source):
+        if not _is_last_rate(source):
+            if not is_whole_step(tx) or not _is_learning_rate(tx, source):
+                return None
+        elif not dynamo_calls.is_our_backend(tx):
             return None
         with _dynamo_config.patch(specialize_float=False, assume_static_by_default=False):
             return VariableBuilder(tx, source).wrap_symfloat(value)
@@ -132,7 +135,13 @@ def _is_learning_rate(tx: Any, source: Any) -> bool:
     return not isinstance(tx.output.resolve_source_value(source), Adafactor)
 
 
+def _is_last_rate(source: Any) -> bool:
+    """Return whether a scheduler keeps the number as one that it has computed last."""
+    return isinstance(getattr(source, "base", None), AttrSource) and source.base.member == LAST_RATES
+
+
 _RATE = "lr"
+LAST_RATES = "_last_lr"  # of a scheduler: one for each group
 
 
 def _rate_as_tensor(tx: Any, group: Any) -> None:
@@ -153,6 +162,27 @@ def _rate_as_tensor(tx: Any, group: Any) -> None:
         TensorVariable, tx=tx, proxy=proxy, example_value=given.meta["example_value"]
     )
     dynamo_calls.trace_state(tx, list, _NUMBERS).append((group.items, key, rate))
+
+
+def _divide_by_no_rate(optimizer: Optimizer, group: Any) -> None:
+    """Have Adam's for-loop compute as eager mode does.
+
+    Dynamo calls each update capturable. Adam's for-loop then divides by the learning rate. At a
+    rate of 0, with which a warm-up begins, parameters without a gradient become NaN: rows of an
+    embedding whose words are not in the batch.
+    """
+    if not isinstance(optimizer, Adam):
+        return
+
+    def given(name: str) -> Any:
+        return group.items[HashableTracker(ConstantVariable.create(name))]
+
+    foreach, fused = (given(name).as_python_constant() for name in ("foreach", "fused"))
+    # On GPUs torch takes foreach, which divides by nothing that may be 0, unless told otherwise.
+    is_loop = fused or foreach is False
+    if is_loop or (foreach is None and optimizer.param_groups[0]["params"][0].device.type == "cpu"):
+        key = HashableTracker(ConstantVariable.create("capturable"))
+        group.items[key] = ConstantVariable.create(False)
 
 
 _NUMBERS = "_dynamo_dist_rates"  # of a trace: what the update reads as tensors
@@ -176,7 +206,9 @@ class OptimizerTracker(OptimizerVariable):
         is_ours = name == "_init_group" and dynamo_calls.is_our_backend(tx)
         if not is_ours or not _has_gradients_in_graph(self.value, tx):
             return super().call_method(tx, name, args, kwargs)
-        _rate_as_tensor(tx, dynamo_building.realized(args[0]))
+        group = dynamo_building.realized(args[0])
+        _rate_as_tensor(tx, group)
+        _divide_by_no_rate(self.value, group)
         _make_states(self.value, tx)
         self.move_step_if_cpu()
         _mark_static(self.value)
@@ -272,14 +304,19 @@ class _Outdated(LazyCache):
 def outdate_rates(tx: Any, optimizer: Optimizer, refuse: Callable[[], None]) -> None:
     """Have the program read no learning rate of an optimizer from here on: ``refuse()`` breaks."""
     for items, key in _rates(tx, optimizer):
-        items[key] = LazyVariableTracker(_Outdated(items[key], refuse))
+        if not _is_outdated(items[key]):
+            items[key] = LazyVariableTracker(_Outdated(items[key], refuse))
 
 
 def restore_rates(tx: Any, optimizer: Optimizer) -> None:
     """Undo ``outdate_rates``."""
     for items, key in _rates(tx, optimizer):
-        if isinstance(cache := getattr(items[key], "_cache", None), _Outdated):
-            items[key] = cache.tracker
+        if _is_outdated(items[key]):
+            items[key] = items[key]._cache.tracker
+
+
+def _is_outdated(rate: Any) -> bool:
+    return isinstance(rate, LazyVariableTracker) and isinstance(rate._cache, _Outdated)
 
 
 def _rates(tx: Any, optimizer: Optimizer) -> Iterator[tuple[Any, Any]]:

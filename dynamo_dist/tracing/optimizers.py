@@ -47,6 +47,12 @@ def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
                     parameter.grad.zero_()
 
 
+def last_rates(scheduler: Any) -> list[Any]:
+    """In the graph: ``scheduler.get_last_lr()``."""
+    found: list[Any] = scheduler._last_lr
+    return found
+
+
 class _Later:
     """Steps a scheduler when its attribute is set, which compiled code does after the graph."""
 
@@ -119,6 +125,15 @@ def _step(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return dynamo_building.build(tx, None)
 
 
+def _last_rates(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``scheduler.get_last_lr()``; None leaves it to upstream, which breaks the graph."""
+    if not dynamo_calls.is_our_backend(tx):
+        return None
+    if id(dynamo_building.python_object(args[0])) in _deferred(tx):
+        _refuse()
+    return dynamo_building.call_traced(tx, last_rates, args, kwargs)
+
+
 def _refuse() -> None:
     dynamo_building.graph_break(
         "learning rate read after scheduler.step() in one graph",
@@ -154,6 +169,7 @@ def answers() -> dict[object, Callable[..., Any]]:
     return {
         Optimizer.zero_grad: _zero_grad,
         Optimizer._optimizer_step_code: _after_update,
+        LRScheduler.get_last_lr: _last_rates,
         **{each.step: _step for each in classes if issubclass(each, LRScheduler)},
     }
 

@@ -59,6 +59,47 @@ def test_step_that_begins_with_zero_grad_and_returns_its_rate():
     whole_step.compare(build)
 
 
+@pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}])
+def test_rate_of_zero_keeps_rows_without_gradients(how):
+    def build():
+        torch.manual_seed(0)
+        words = torch.nn.Embedding(8, 4)
+        optimizer = torch.optim.AdamW(words.parameters(), lr=0.01, **how)
+        scheduler = lr_scheduler.LambdaLR(optimizer, lambda i: i / 2)  # a warm-up begins at 0
+
+        def step(x):
+            loss = words(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            return loss
+
+        return words.parameters(), step
+
+    whole_step.compare(build, [torch.tensor([1, 2, 3])] * 3, tolerance=2e-5)
+
+
+def test_last_rates_are_read_and_a_scheduler_steps_twice():
+    def build():
+        model = whole_step.network(bias=False)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        scheduler = lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i))
+
+        def step(x):
+            (rate,) = scheduler.get_last_lr()
+            model(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            return rate
+
+        return model.parameters(), step
+
+    whole_step.compare(build)
+
+
 SCHEDULERS = {
     "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i)),
     "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
