@@ -208,9 +208,12 @@ class Rewrite(GraphPass):
                 self._check(node)
 
     def _check(self, node: fx.Node) -> None:
-        recorded, true = node.meta.get("val"), computed(node)
-        if not isinstance(recorded, torch.Tensor):
+        recorded = node.meta.get("val")
+        # A number or a size that the data says has no second name: computed again it would be a new
+        # symbol, which no node binds.
+        if not isinstance(recorded, torch.Tensor) or node.meta.get("unbacked_bindings"):
             return
+        true = computed(node)
         if recorded.dtype != true.dtype or recorded.shape != true.shape:
             raise InvariantError(
                 f"The pass {self.name} left %{node.name} with {recorded.dtype} "
