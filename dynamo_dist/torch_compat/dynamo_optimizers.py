@@ -137,7 +137,9 @@ def _is_learning_rate(tx: Any, source: Any) -> bool:
 
 def _is_last_rate(source: Any) -> bool:
     """Return whether a scheduler keeps the number as one that it has computed last."""
-    return isinstance(getattr(source, "base", None), AttrSource) and source.base.member == LAST_RATES
+    return (
+        isinstance(getattr(source, "base", None), AttrSource) and source.base.member == LAST_RATES
+    )
 
 
 _RATE = "lr"
@@ -204,11 +206,11 @@ class OptimizerTracker(OptimizerVariable):
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         is_ours = name == "_init_group" and dynamo_calls.is_our_backend(tx)
+        if is_ours:
+            _divide_by_no_rate(self.value, dynamo_building.realized(args[0]))
         if not is_ours or not _has_gradients_in_graph(self.value, tx):
             return super().call_method(tx, name, args, kwargs)
-        group = dynamo_building.realized(args[0])
-        _rate_as_tensor(tx, group)
-        _divide_by_no_rate(self.value, group)
+        _rate_as_tensor(tx, dynamo_building.realized(args[0]))
         _make_states(self.value, tx)
         self.move_step_if_cpu()
         _mark_static(self.value)

@@ -47,12 +47,12 @@ def test_exact_runs_only_what_keeps_every_bit():
 
 def test_a_number_read_from_a_merged_sum_keeps_its_symbol():
     def program(x, y):
-        one, other = (
-            c10d.wait_tensor(c10d.all_reduce(each.sum(), "sum", "0")) for each in (x, y)
-        )
+        one, other = (c10d.wait_tensor(c10d.all_reduce(each.sum(), "sum", "0")) for each in (x, y))
         return one.item(), other * 2
 
     graph = trace(program, [2, 8], [4, 3])
-    shape_env = next(n for n in graph.nodes if n.op == "placeholder").meta["val"].fake_mode.shape_env
+    shape_env = (
+        next(n for n in graph.nodes if n.op == "placeholder").meta["val"].fake_mode.shape_env
+    )
     assert run_pass(MergeTiny(), graph).changed
     assert not shape_env.pending_fresh_unbacked_symbols

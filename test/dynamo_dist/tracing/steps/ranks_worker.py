@@ -284,8 +284,8 @@ if __name__ == "__main__":
         if wrapper != "fsdp2 x tp":
             check(wrapper, clipped, "fused adamw", wrapper != "tp")
         check(wrapper, accumulated, "adamw", "tp" not in wrapper)
-        if wrapper in ("fsdp2", "ddp"):
-            check(wrapper, accumulated_locally, "sgd", True)
+        if wrapper in ("fsdp2", "ddp", "fsdp2 x tp"):
+            check(wrapper, accumulated_locally, "sgd", "tp" not in wrapper)
         # DDP calls such hooks before it averages.
         if wrapper in ("tp", "fsdp2"):
             check(wrapper, updated_in_backward, "sgd", False)

@@ -59,8 +59,9 @@ def test_step_that_begins_with_zero_grad_and_returns_its_rate():
     whole_step.compare(build)
 
 
+@pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}])
-def test_rate_of_zero_keeps_rows_without_gradients(how):
+def test_rate_of_zero_keeps_rows_without_gradients(how, breaks):
     def build():
         torch.manual_seed(0)
         words = torch.nn.Embedding(8, 4)
@@ -70,6 +71,8 @@ def test_rate_of_zero_keeps_rows_without_gradients(how):
         def step(x):
             loss = words(x).square().mean()
             loss.backward()
+            if breaks:  # the update is then a graph of its own
+                torch._dynamo.graph_break()
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
@@ -77,7 +80,9 @@ def test_rate_of_zero_keeps_rows_without_gradients(how):
 
         return words.parameters(), step
 
-    whole_step.compare(build, [torch.tensor([1, 2, 3])] * 3, tolerance=2e-5)
+    graphs = None if breaks else 1
+    inputs = [torch.tensor([1, 2, 3])] * 3
+    whole_step.compare(build, inputs, tolerance=2e-5, graphs=graphs, fullgraph=not breaks)
 
 
 def test_last_rates_are_read_and_a_scheduler_steps_twice():
