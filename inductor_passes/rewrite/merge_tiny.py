@@ -20,11 +20,23 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.dependencies import relink, sorted_behind
-from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
+from inductor_passes.graph.edit import (
+    CAST,
+    PLACING,
+    aten,
+    chain_above,
+    emit,
+    replace,
+    static_shape,
+    tensor,
+)
+from inductor_passes.graph.phases import phase_of
 from inductor_passes.graph_pass import Numerics, PassStats, Rewrite
 
 c10d = torch.ops._c10d_functional
 CONTIGUOUS = {"memory_format": torch.contiguous_format}
+# What stands between an input of the graph and its gather.
+FROM_INPUT = PLACING | {CAST, aten.constant_pad_nd.default}
 HELD = 4  # times tiny_bytes: what one launch may gather
 _MERGED = (
     c10d.all_reduce.default,
@@ -92,7 +104,9 @@ class MergeTiny(Merging):
             value = tensor(launch.args[0])
             assert value is not None
             # Reduce operation, group and sizes are the arguments after the first.
-            key = (launch.target, str(launch.args[1:]), value.dtype, value.device)
+            # What a backward gathers again is not kept for it.
+            phase = phase_of([launch])
+            key = (launch.target, str(launch.args[1:]), value.dtype, value.device, phase)
             bucket = open_buckets.get(key)
             full = bucket is not None and len(bucket) >= self.most
             # Merged launches must not need each other, also not through another bucket: that would
@@ -116,7 +130,7 @@ class MergeTiny(Merging):
 
 def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
     """Replace the launches of ``bucket`` by one on their flattened payloads, placed at the last
-    of them.
+    of them; at the first, if the graph's inputs alone are gathered.
     """
     last = bucket[-1]
     gathers = last.target is c10d.all_gather_into_tensor.default
@@ -141,6 +155,7 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
         parts = [size // ranks for size in sizes] if scatters else sizes
         split = aten.split_with_sizes.default
         pieces = emit(graph, split, (arrived, parts, 1 if gathers else 0), last)
+        results = []
         for i, launch in enumerate(bucket):
             piece = emit(graph, operator.getitem, (pieces, i), launch)
             shape = list(shapes[i])
@@ -155,15 +170,45 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
             result = emit(graph, aten.reshape.default, (piece, shape), launch)
             wait = waits_of(launch)[0]
             replace(wait, result, name)
+            results.append(result)
+    nodes = _from_first_on(graph, bucket, results) if gathers else list(graph.nodes)
+    erased = {node for launch in bucket for node in (waits_of(launch)[0], launch)}
     for launch in bucket:
         graph.erase_node(waits_of(launch)[0])
         graph.erase_node(launch)
     # What read an early member may stand before the merged launch now. Of all nodes that may come
     # next, the one that stood first does: the least change, and the same on all ranks.
-    nodes = list(graph.nodes)
+    nodes = [node for node in nodes if node not in erased]
     position = {node: i for i, node in enumerate(nodes)}
     behind = {i: [position[n] for n in node.all_input_nodes] for i, node in enumerate(nodes)}
     relink(graph, [nodes[i] for i in sorted_behind(behind)])
+
+
+def _from_first_on(
+    graph: fx.Graph, bucket: Sequence[fx.Node], results: Sequence[fx.Node]
+) -> list[fx.Node]:
+    """Return the nodes in order, where what leads from the graph's inputs to ``results`` comes
+    before the first launch of ``bucket``.
+
+    Behind the last, all that reads what an earlier one has gathered would have to wait: a layer's
+    product for the gathers of all layers.
+    """
+    nodes = list(graph.nodes)
+    chains = [chain_above(launch.args[0], FROM_INPUT) for launch in bucket]
+    if any(chain[-1].op != "placeholder" for chain in chains):
+        return nodes
+    needed = set(results)
+    above = list(results)
+    for node in above:
+        more = [each for each in node.all_input_nodes if each not in needed]
+        needed.update(more)
+        above += more
+    first = nodes.index(bucket[0])
+    return [
+        *nodes[:first],
+        *(node for node in nodes[first:] if node in needed),
+        *(node for node in nodes[first:] if node not in needed),
+    ]
 
 
 def _launches_needed(graph: fx.Graph, tiny: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:

@@ -95,3 +95,15 @@ def test_large_ones_and_other_types_stay_alone(on_all_ranks):
         MergeTiny(), lambda rank, x: (reduced(x), reduced(x.to(torch.float64))), [2, 8]
     )
     assert not record.changed
+
+
+def test_gathers_of_inputs_keep_no_reader_waiting(on_all_ranks):
+    def program(rank, x, scale, other):
+        return ((x @ x) * gather(scale)).sum() + ((x * 3) @ x + gather(other)).sum()
+
+    _, graph, _ = on_all_ranks(MergeTiny(), program, [16, 16], [4], [4])
+    order = [node.name for node in graph.nodes]
+    (launch,) = launches(graph)
+    products = [name for name in order if name.startswith("mm")]
+    # The first product is read with the first gather before the second product is made.
+    assert order.index(launch.name) < order.index("mul") < order.index(products[1])
