@@ -8,7 +8,7 @@ which are marked, and by the least bytes that cross from one to the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
@@ -19,68 +19,76 @@ from inductor_passes.graph.phases import last_phase, phase_of, set_phase
 from inductor_passes.torch_compat.aot import values_kept_for_backward
 from inductor_passes.torch_compat.nodes import higher_order_name, is_random, overload_packet
 
+# Of an output node's meta: every value that a backward reads is marked, to be kept or not.
+_DECIDED = "inductor_passes_kept_is_decided"
+
 
 def rematerialize(gm: fx.GraphModule) -> int:
     """Copy values that no backward finds kept to where it reads them; return how many.
 
     ``gm`` is functional but for writes at its end, and its phases are marked.
     """
+    if gm.graph.output_node().meta.get(_DECIDED):
+        return recompute_marked(gm.graph)
+    crossed = (border for border in borders(gm.graph) if border.is_crossed)
+    return sum(border.recompute(kept_by_partition(gm, border)) for border in crossed)
+
+
+def decide_kept(graph: fx.Graph, kept: Iterable[fx.Node], again: Iterable[fx.Node]) -> None:
+    """Mark all that a backward reads of values computed before it: kept there, or computed again.
+
+    Upstream's partition follows the marks too.
+    """
+    for node in kept:
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    for node in again:
+        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    graph.output_node().meta[_DECIDED] = True
+
+
+def recompute_marked(graph: fx.Graph) -> int:
+    """Do what the marks of ``decide_kept`` say in a graph with marked phases; return how many
+    nodes run again.
+    """
     copies = 0
-    for phase in range(1, last_phase(gm.graph) + 1):
-        copies += _Border(gm, phase).recompute()
+    for border in borders(graph):
+        again = CheckpointPolicy.MUST_RECOMPUTE
+        copies += border.recompute({n for n in border.forward if n.meta.get("recompute") != again})
     return copies
 
 
-class _Border:
-    """Where one backward of a program begins: what was computed since the one before, and what
-    is computed up to the next one.
+def borders(graph: fx.Graph) -> Iterator[Border]:
+    """Yield the borders of a graph with marked phases, the first backward's first."""
+    for phase in range(1, last_phase(graph) + 1):
+        yield Border(graph, phase)
+
+
+class Border:
+    """Where one backward of a program begins: ``forward`` was computed since the backward before
+    it, and ``backward`` is computed up to the next one.
     """
 
-    def __init__(self, gm: fx.GraphModule, phase: int) -> None:
-        self.graph, self.phase = gm.graph, phase
-        nodes = [node for node in gm.graph.nodes if node.op in ("call_function", "get_attr")]
+    def __init__(self, graph: fx.Graph, phase: int) -> None:
+        self.graph, self.phase = graph, phase
+        nodes = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
         self.forward = dict.fromkeys(node for node in nodes if phase_of([node]) == phase - 1)
         self.backward = dict.fromkeys(node for node in nodes if phase_of([node]) == phase)
-        crossing = any(user in self.backward for node in self.forward for user in node.users)
-        self.kept = self._kept(gm) if crossing else frozenset(self.forward)
 
-    def _kept(self, gm: fx.GraphModule) -> frozenset[fx.Node]:
-        """What upstream would keep of a graph of the two alone."""
-        joint = fx.Graph()
-        twins: dict[fx.Node, fx.Node] = {}
-        for node in (*self.forward, *self.backward):
-            for source in node.all_input_nodes:
-                if source not in twins:  # the partitioner knows inputs by this name
-                    twins[source] = joint.placeholder(f"primals_{len(twins)}")
-                    twins[source].meta = dict(source.meta)
-            twin = twins[node] = joint.node_copy(node, twins.__getitem__)
-            twin.meta["partitioner_tag"] = None
-            if node in self.backward:
-                twin.meta["partitioner_tag"] = "must_be_in_backward"
-            elif not _may_repeat(node):
-                twin.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        # Nothing that takes long is left to the backward alone, even if the loss is not returned.
-        heavy = [twins[node] for node in self.forward if _is_heavy(node)]
-        needed = joint.call_function(_needed, tuple(heavy))
-        needed.meta["val"] = ()
-        outside = [twins[node] for node in self.forward if self._is_read_behind(node)]
-        results = [twins[node] for node in self.backward if self._ends(node)]
-        joint.output((needed, *outside, *results))
-        module = fx.GraphModule(gm, joint)
-        names = values_kept_for_backward(module, 1 + len(outside))
-        return frozenset(node for node in self.forward if twins[node].name in names)
+    @property
+    def is_crossed(self) -> bool:
+        """Return whether the backward reads what the forward has computed."""
+        return any(user in self.backward for node in self.forward for user in node.users)
 
-    def _is_read_behind(self, node: fx.Node) -> bool:
+    def is_read_behind(self, node: fx.Node) -> bool:
+        """Return whether a value is read behind the backward, and so lives through it anyway."""
         return any(user not in self.forward and user not in self.backward for user in node.users)
 
-    def _ends(self, node: fx.Node) -> bool:
-        return not node.users or any(user not in self.backward for user in node.users)
-
-    def recompute(self) -> int:
+    def recompute(self, kept: Collection[fx.Node]) -> int:
         """Copy what is not kept to just before the first node of the backward that reads it."""
+        given_up = {node for node in self.forward if node not in kept and may_repeat(node)}
         copies: dict[fx.Node, fx.Node] = {}
         for node in self.backward:
-            for source in self._not_kept(node.all_input_nodes, copies):
+            for source in _behind(node.all_input_nodes, given_up, copies):
                 with self.graph.inserting_before(node):
                     copy = self.graph.node_copy(source, lambda each: copies.get(each, each))
                 copy.meta = {**source.meta, "autograd_backward": True}
@@ -94,23 +102,50 @@ class _Border:
                 self.graph.erase_node(source)
         return len(copies)
 
-    def _not_kept(
-        self, sources: Sequence[fx.Node], copies: dict[fx.Node, fx.Node]
-    ) -> Iterator[fx.Node]:
-        """What has to be computed again for ``sources``, inputs first."""
-        pending = [(source, False) for source in reversed(sources)]
-        seen: set[fx.Node] = set()
-        while pending:
-            node, has_inputs = pending.pop()
-            if has_inputs:
-                yield node
-            elif node not in seen and node not in copies and self._is_given_up(node):
-                seen.add(node)
-                pending.append((node, True))
-                pending += [(source, False) for source in reversed(node.all_input_nodes)]
 
-    def _is_given_up(self, node: fx.Node) -> bool:
-        return node in self.forward and node not in self.kept and _may_repeat(node)
+def kept_by_partition(gm: fx.GraphModule, border: Border) -> frozenset[fx.Node]:
+    """Return what upstream would keep of a graph of a border's two sides alone."""
+    joint = fx.Graph()
+    twins: dict[fx.Node, fx.Node] = {}
+    for node in (*border.forward, *border.backward):
+        for source in node.all_input_nodes:
+            if source not in twins:  # the partitioner knows inputs by this name
+                twins[source] = joint.placeholder(f"primals_{len(twins)}")
+                twins[source].meta = dict(source.meta)
+        twin = twins[node] = joint.node_copy(node, twins.__getitem__)
+        twin.meta["partitioner_tag"] = None
+        if node in border.backward:
+            twin.meta["partitioner_tag"] = "must_be_in_backward"
+        elif not may_repeat(node):
+            twin.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    # Nothing that takes long is left to the backward alone, even if the loss is not returned.
+    heavy = [twins[node] for node in border.forward if _is_heavy(node)]
+    needed = joint.call_function(_needed, tuple(heavy))
+    needed.meta["val"] = ()
+    outside = [twins[node] for node in border.forward if border.is_read_behind(node)]
+    ends = [
+        n for n in border.backward if not n.users or any(u not in border.backward for u in n.users)
+    ]
+    joint.output((needed, *outside, *(twins[node] for node in ends)))
+    module = fx.GraphModule(gm, joint)
+    names = values_kept_for_backward(module, 1 + len(outside))
+    return frozenset(node for node in border.forward if twins[node].name in names)
+
+
+def _behind(
+    sources: Sequence[fx.Node], given_up: Collection[fx.Node], copies: Collection[fx.Node]
+) -> Iterator[fx.Node]:
+    """What has to be computed again for ``sources``, inputs first."""
+    pending = [(source, False) for source in reversed(sources)]
+    seen: set[fx.Node] = set()
+    while pending:
+        node, has_inputs = pending.pop()
+        if has_inputs:
+            yield node
+        elif node not in seen and node not in copies and node in given_up:
+            seen.add(node)
+            pending.append((node, True))
+            pending += [(source, False) for source in reversed(node.all_input_nodes)]
 
 
 def _needed(*values: object) -> None:
@@ -122,7 +157,7 @@ def _is_heavy(node: fx.Node) -> bool:
     return is_launch(node) or has_flops or higher_order_name(node.target) is not None
 
 
-def _may_repeat(node: fx.Node) -> bool:
+def may_repeat(node: fx.Node) -> bool:
     """Whether a second run of ``node`` gives what the first gave, and does nothing else."""
     marked = node.meta.get("recompute")
     asked = marked in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
