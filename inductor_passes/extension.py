@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from inductor_passes.inductor.session import CompileSession
     from inductor_passes.pass_options import PassOptions
     from inductor_passes.records import GraphRecord
@@ -65,6 +67,12 @@ class Extension:
         them. Such code keeps their names, and no other rank loads it.
         """
         return False
+
+    def resolved(self, options: PassOptions, gm: fx.GraphModule) -> PassOptions:
+        """Return the options of one compile with values that all ranks of the job have, where this
+        rank's own would make it another program. ``gm``: the graph of the frame.
+        """
+        return options
 
     def before_compile(self) -> None:
         """Prepare what compiled code needs, also code from a cache, for which no pass runs."""

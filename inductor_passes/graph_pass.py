@@ -143,6 +143,9 @@ class GraphPass(abc.ABC):
     reads_schedule: ClassVar[bool] = False
     # Runs on the joint graph of a training step too, before AOTAutograd partitions it.
     runs_on_joint: ClassVar[bool] = False
+    # Marks, in a graph of forward and backward, what the one keeps for the other: runs before they
+    # are parted, and on no other graph.
+    decides_what_is_kept: ClassVar[bool] = False
     # Skipped on graphs without a collective, so that those compile to upstream's code.
     needs_collectives: ClassVar[bool] = True
 

@@ -62,7 +62,7 @@ def run_passes(
         for p in selected_passes(
             pass_context(cost, options, ranks_differ or follow is not None), options
         )
-        if has_launch or not p.needs_collectives
+        if (has_launch or not p.needs_collectives) and not p.decides_what_is_kept
     ]
     if follow is not None:
         passes = _following(passes, FollowPlan(cost, follow))

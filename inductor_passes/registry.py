@@ -23,6 +23,7 @@ CORE_PASSES: tuple[type[GraphPass], ...] = (*REWRITES, ScheduleGraph)
 # listed here and not in setup.cfg, so that a checkout on PYTHONPATH has them too.
 FEATURES = (
     EntryPoint("split", "inductor_passes.split.split_pass:register", PLUGIN_GROUP),
+    EntryPoint("memory", "inductor_passes.memory.feature:register", PLUGIN_GROUP),
     EntryPoint("fused", "inductor_passes.fused.feature:register", PLUGIN_GROUP),
 )
 

@@ -78,7 +78,12 @@ def test_private_torch_names_live_in_one_folder_a_package():
                 assert not found, (path, found)
 
 
-FEATURES = ("inductor_passes.fused", "inductor_passes.split", "dynamo_dist.planning")
+FEATURES = (
+    "inductor_passes.fused",
+    "inductor_passes.memory",
+    "inductor_passes.split",
+    "dynamo_dist.planning",
+)
 
 
 def is_within(module, packages):

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from inductor_passes.torch_compat.aot import tangents
+
 STAGES = ("forward", "backward", "update")
 # Of a node's meta: how many backwards began before it, whether it computes what another has, and
 # one of STAGES.
@@ -36,6 +38,20 @@ def mark_phases(graph: fx.Graph) -> bool:
         behind = "update" if node.meta[_PHASE] == phase else "forward"
         node.meta[_STAGE] = "backward" if node.meta.get("autograd_backward") else behind
     return phase > 0
+
+
+def mark_joint(graph: fx.Graph) -> None:
+    """Mark a joint graph of AOTAutograd's: its backward is what its tangents lead to, and what is
+    tagged so.
+    """
+    behind = set(tangents(graph))
+    for node in graph.nodes:
+        tagged = "backward" in str(node.meta.get("partitioner_tag"))
+        if tagged or any(each in behind for each in node.all_input_nodes):
+            behind.add(node)
+        is_backward = node in behind and node.op != "output"
+        node.meta[_PHASE] = int(is_backward or node.op == "output")
+        node.meta[_STAGE] = "backward" if is_backward else "forward"
 
 
 def fill_phases(graph: fx.Graph) -> None:

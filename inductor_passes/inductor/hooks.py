@@ -27,7 +27,7 @@ from inductor_passes.graph.collectives import (
     launches,
 )
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
-from inductor_passes.graph.phases import fill_phases
+from inductor_passes.graph.phases import fill_phases, last_phase
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass
 from inductor_passes.inductor import cache_keys
@@ -137,6 +137,12 @@ class Attachment:
             inductor.call_pass(self.chain_joint, graph, is_inference)
         if not self.observes:
             keep_before_writes(graph)
+        self._cut_if_it_communicates(graph)
+        record = None if self.observes else mark_kept(graph, self.options, self.ranks_differ())
+        if self.session is not None:
+            self.session.kept = record
+
+    def _cut_if_it_communicates(self, graph: fx.Graph) -> None:
         passes = registry.ordered_passes()
         if not any(each.runs_on_joint and each.enabled(self.options) for each in passes):
             return
@@ -199,7 +205,10 @@ class Attachment:
         """Upstream's ``reorder_for_locality``, except on graphs whose launches it would bring to
         their waits; and sums as upstream's patterns take them.
         """
-        wanted = self.locality and (is_inference or self.locality_in_training)
+        # A whole step is compiled as inference is, and is training: the pass would bring updates
+        # to the end, so that all gradients lived until then.
+        trains = not is_inference or last_phase(graph) > 0
+        wanted = self.locality and (self.locality_in_training or not trains)
         if wanted and not any(is_launch(node) for node in graph.nodes):
             inductor.reorder_for_locality(graph)
         if self.chain_pre is not None:
@@ -229,6 +238,9 @@ class Attachment:
         if record is None:
             return
         record = dataclasses.replace(record, cache=looked_up)
+        kept = None if self.session is None else self.session.kept
+        if kept is not None and phase != "backward":
+            record = dataclasses.replace(record, passes=(kept, *record.passes))
         fill_phases(graph)
         if lowers:
             self._pin(graph, cost)
@@ -381,6 +393,19 @@ def _extension_digest(extension: Extension) -> str:
     if registry.is_built_in(extension):
         return extension.cache_key()
     return f"{extension.cache_key()} {plugins.digest_of_sources(type(extension).__module__)}"
+
+
+def mark_kept(graph: fx.Graph, options: PassOptions, ranks_differ: bool) -> PassRecord | None:
+    """Let a pass mark what the forward in a graph keeps for the backward in it; return its record.
+
+    None where none is on. It runs before the two are parted.
+    """
+    registered = registry.ordered_passes()
+    if not any(each.decides_what_is_kept and each.enabled(options) for each in registered):
+        return None
+    context = pass_context(cost_model(graph, options), options, ranks_differ)
+    chosen = (each for each in selected_passes(context, options) if each.decides_what_is_kept)
+    return next((run_pass(each, graph) for each in chosen), None)
 
 
 def keep_before_writes(graph: fx.Graph) -> None:

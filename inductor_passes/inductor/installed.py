@@ -132,7 +132,7 @@ class _Taker:
         if not _parts:
             return request.upstream()
         own, inductor = _options_of(request)
-        if is_plain(request.gm, request.inputs):
+        if is_plain(request.gm, request.inputs, own):
             report.start(own.report)
             return request.upstream()
         graph = (request.gm, request.inputs, own, inductor)

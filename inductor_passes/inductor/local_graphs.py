@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from inductor_passes import registry
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.torch_compat import c10d, dynamo, meshes, nodes
 
 
@@ -125,14 +126,17 @@ _NO_TENSORS = (
 )
 
 
-def is_plain(gm: fx.GraphModule, inputs: Sequence[Any] = ()) -> bool:
+def is_plain(
+    gm: fx.GraphModule, inputs: Sequence[Any] = (), options: PassOptions = PassOptions()
+) -> bool:
     """Return whether no pass can want anything of a graph as Dynamo traced it, or of those inside
     it.
 
     Without a process group every graph is plain. Where a registered pass works on graphs without
-    collectives (``needs_collectives = False``), none is.
+    collectives (``needs_collectives = False``), and ``options`` leave it on, none is.
     """
-    if any(not pass_.needs_collectives for pass_ in registry.ordered_passes()):
+    passes = registry.ordered_passes()
+    if any(not each.needs_collectives and each.enabled(options) for each in passes):
         return False
     if c10d.default_group() is None:
         return True

@@ -34,7 +34,12 @@ from inductor_passes.garbage_collector import rare_cycle_collection
 from inductor_passes.graph.phases import last_phase, mark_phases, phase_of
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
-from inductor_passes.inductor.local_graphs import has_uneven_values
+from inductor_passes.inductor.hooks import mark_kept
+from inductor_passes.inductor.local_graphs import (
+    has_uneven_inputs,
+    has_uneven_values,
+    is_rank_dependent,
+)
 from inductor_passes.inductor.options import config_patches
 from inductor_passes.inductor.shared_compile import SharedLowering, share_lowering
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
@@ -43,7 +48,7 @@ from inductor_passes.ranks import collective_trace, decision
 from inductor_passes.ranks.collective_trace import CollectiveTrace, place_of
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.ranks.protocol import CachedOffer
-from inductor_passes.records import GraphRecord
+from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.report import recorder, report
 from inductor_passes.rewrite.rematerialize import rematerialize
 from inductor_passes.rewrite.share_collectives import equal_launches_stay
@@ -107,6 +112,8 @@ class CompileSession:
         region: str | None = None,
         traits: frozenset[str] = frozenset(),
     ) -> None:
+        for extension in registry.extensions():
+            options = extension.resolved(options, gm)
         self.options, self.region, self.traits = options, region, traits
         self._lower_by = self.lower_by
         self.graph_id = recorder.compile_id()
@@ -115,10 +122,11 @@ class CompileSession:
         self.agrees = self.job is not None and bool(c10d.real_groups())
         if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse
             inductor = {"benchmark_harness": False, **inductor}
+        self.uneven = has_uneven_values(gm)
         self.patches = config_patches(
             options,
             inductor,
-            uneven=has_uneven_values(gm),
+            uneven=self.uneven,
             place=place_of(gm.graph) if self.agrees else "",
             session=self,
         )
@@ -127,6 +135,7 @@ class CompileSession:
         self.lowering: SharedLowering | None = None  # the graph that is lowered, likewise
         self.made_by = "AOTAutograd's cache"  # or whoever made code that no pass ran for
         self.pending: recorder.Pending | None = None  # records of the graph that is lowered
+        self.kept: PassRecord | None = None  # of what forward keeps for backward, where a pass said
         self._backward_failed = False
 
     def __deepcopy__(self, memo: object) -> CompileSession:
@@ -187,6 +196,8 @@ class CompileSession:
         perhaps long after ``run``.
         """
         if how.get("is_inference") and mark_phases(gm.graph):
+            differ = self.uneven or has_uneven_inputs() or is_rank_dependent()
+            self.kept = mark_kept(gm.graph, self.options, differ)
             rematerialize(gm)
         rank_free = self._is_rank_free(gm)
         if self.shared_trace is not None:

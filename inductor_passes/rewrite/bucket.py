@@ -7,16 +7,16 @@ import operator
 import torch
 from torch import fx
 
+from inductor_passes.graph.aliasing import alias_source
 from inductor_passes.graph.collectives import launches, output_bytes, payload_bytes, waits_of
 from inductor_passes.graph.edit import CAST, PLACING, aten, chain_above, static_shape, tensor
-from inductor_passes.graph.phases import phase_of
+from inductor_passes.graph.phases import computes_again, phase_of
 from inductor_passes.graph_pass import Numerics
-from inductor_passes.rewrite.merge_tiny import Merging
+from inductor_passes.rewrite.merge_tiny import FROM_INPUT, Merging
 
 c10d = torch.ops._c10d_functional
 # In a node's ``custom`` metadata: the name of what is gathered together with it.
 GATHERED_FOR = "gathered_for"
-_FROM_INPUT = PLACING | {CAST, aten.constant_pad_nd.default}
 
 
 class BucketGathers(Merging):
@@ -43,15 +43,17 @@ class BucketGathers(Merging):
     def buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
         found: list[list[fx.Node]] = []
         open_buckets: dict[object, list[fx.Node]] = {}
-        for launch in launches(graph):
-            value = tensor(launch.args[0]) if _gathers_input(launch) else None
-            if value is None:
-                continue
-            marked = launch.meta["custom"][GATHERED_FOR]
+        gathers = [launch for launch in launches(graph) if _gathers_input(launch)]
+        partly_kept = {_gathered_for(launch) for launch in gathers if computes_again(launch)}
+        for launch in gathers:
+            marked, value = _gathered_for(launch), tensor(launch.args[0])
+            assert value is not None
             # Group and size stand in the arguments. As text, because an argument may be a node, and
-            # in one graph its name is unique. What a backward gathers again is not kept for it.
+            # in one graph its name is unique. What a backward gathers again is not kept for it, and
+            # would be in one bucket with what is kept.
             kind = (str(launch.args[1:]), value.dtype, value.device)
-            key = (marked, phase_of([launch]), *kind)
+            last_read = _last_read(launch) if marked in partly_kept else None
+            key = (marked, phase_of([launch]), last_read, *kind)
             bucket = open_buckets.get(key)
             # By what is gathered, not by the shard: that is what stays in memory until the bucket's
             # last reader.
@@ -70,8 +72,20 @@ def _gathers_input(launch: fx.Node) -> bool:
         and len(waits_of(launch)) == 1
         and bool(static_shape(launch.args[0]))
         and output_bytes(launch) > 0
-        and chain_above(launch.args[0], _FROM_INPUT)[-1].op == "placeholder"
+        and chain_above(launch.args[0], FROM_INPUT)[-1].op == "placeholder"
     )
+
+
+def _gathered_for(launch: fx.Node) -> object:
+    return launch.meta["custom"][GATHERED_FOR]
+
+
+def _last_read(launch: fx.Node) -> int | None:
+    """Return the phase in which the memory of a launch's result is read last."""
+    shared = [launch]
+    for node in shared:
+        shared += [user for user in node.users if alias_source(user) is node]
+    return phase_of(user for node in shared for user in node.users)
 
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.testing import fake_group, trace
 
 c10d = torch.ops._c10d_functional
-ON_REQUEST = ("split_regions",)  # off unless asked for
+ON_REQUEST = ("split_regions", "keep_within_budget", "cap_schedule")  # off unless asked for
 
 
 def gathered_weight(x, w):

@@ -104,6 +104,35 @@ class Store:
         raise AssertionError(op)
 
 
+def interleaved(steps, rng):
+    """Run steps of ranks, by rank, on one store, in an order that ``rng`` draws; what each returns.
+
+    Time may be up for any rank that waits, at any moment: clocks differ.
+    """
+    store, found = Store(), {}
+    ready, waiting = dict.fromkeys(steps), {}
+    while ready or waiting:
+        for rank, key in list(waiting.items()):
+            if key in store.values:
+                ready[rank] = True
+                del waiting[rank]
+        if waiting and (not ready or rng.random() < 0.05):
+            rank = rng.choice(sorted(waiting))
+            ready[rank] = False
+            del waiting[rank]
+        rank = rng.choice(sorted(ready))
+        try:
+            operation = steps[rank].send(ready.pop(rank))
+        except StopIteration as stop:
+            found[rank] = stop.value
+            continue
+        if isinstance(operation, Await):
+            waiting[rank] = operation.key
+        else:
+            ready[rank] = store.do(operation)
+    return found
+
+
 class Wrong(AssertionError):
     pass
 

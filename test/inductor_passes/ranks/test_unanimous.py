@@ -7,10 +7,10 @@ The ranks run the shipped steps on the model's store; a scheduler draws who take
 import random
 
 import pytest
-from job_model import Store
+from job_model import interleaved
 
 from inductor_passes.ranks import coordination
-from inductor_passes.ranks.coordination import ALL, DIFFERENT, NOT_ALL, Await, unanimous
+from inductor_passes.ranks.coordination import ALL, DIFFERENT, NOT_ALL, unanimous
 
 
 def verdicts(seed):
@@ -20,33 +20,13 @@ def verdicts(seed):
     can = [rng.random() < 0.8 for _ in ranks]
     hows = [rng.choice("aaaab") for _ in ranks]
     absent = {rank for rank in ranks if rng.random() < 0.1}
-    store, found = Store(), dict.fromkeys(ranks)
+    found = dict.fromkeys(ranks)
     steps = {
         rank: unanimous("k", "do it", rank, ranks, can[rank], hows[rank])
         for rank in ranks
         if rank not in absent
     }
-    ready, waiting = dict.fromkeys(steps), {}
-    while ready or waiting:
-        for rank, key in list(waiting.items()):
-            if key in store.values:
-                ready[rank] = True
-                del waiting[rank]
-        # Time may be up for any rank that waits, at any moment: clocks differ.
-        if waiting and (not ready or rng.random() < 0.05):
-            rank = rng.choice(sorted(waiting))
-            ready[rank] = False
-            del waiting[rank]
-        rank = rng.choice(sorted(ready))
-        try:
-            operation = steps[rank].send(ready.pop(rank))
-        except StopIteration as stop:
-            found[rank] = stop.value
-            continue
-        if isinstance(operation, Await):
-            waiting[rank] = operation.key
-        else:
-            ready[rank] = store.do(operation)
+    found |= interleaved(steps, rng)
     return found, can, hows
 
 

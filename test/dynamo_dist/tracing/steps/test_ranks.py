@@ -21,6 +21,10 @@ def test_step_with_a_break_has_eagers_numbers(on_ranks, wrapper):
     on_ranks(WORKER, 2, wrapper, "broken")
 
 
+def test_ranks_with_unlike_memory_budgets_keep_the_same(on_ranks):
+    on_ranks(WORKER.with_name("budget_worker.py"), 2)
+
+
 @pytest.mark.parametrize("wrapper", ["hsdp", "fsdp2 x tp"])
 def test_step_on_a_mesh_of_two_by_two(on_ranks, wrapper):
     on_ranks(WORKER, 4, wrapper)

@@ -1,0 +1,338 @@
+"""Let a user say how much memory a training step may take: two passes.
+
+One marks what the forward keeps for the backward, before the two are parted. The other one caps
+what the schedule of each graph may take.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from inductor_passes.cost import CostModel
+from inductor_passes.graph.aliasing import is_view
+from inductor_passes.graph.collectives import (
+    is_launch,
+    is_wait,
+    kind,
+    launches,
+    output_bytes,
+    tensor_bytes,
+)
+from inductor_passes.graph.edit import TrialCopy
+from inductor_passes.graph.phases import mark_joint
+from inductor_passes.graph.printing import user_line
+from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.memory.budget import OPTION, budget_bytes
+from inductor_passes.memory.search import Retention, RetentionSearch
+from inductor_passes.pass_options import PassOptions
+from inductor_passes.pipeline import run_pass
+from inductor_passes.ranks.collective_trace import digest, frame_of_graph
+from inductor_passes.ranks.coordination import Coordination, deadline_s
+from inductor_passes.rewrite import REWRITES
+from inductor_passes.rewrite.rematerialize import decide_kept, may_repeat, recompute_marked
+from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
+from inductor_passes.schedule.solver.lower_bound import lower_bound
+from inductor_passes.simulate import simulate
+from inductor_passes.torch_compat import c10d
+from inductor_passes.torch_compat.aot import is_joint
+from inductor_passes.torch_compat.nodes import function_name
+
+log = logging.getLogger(__name__)
+
+# Of a budget, for what the model does not see: buffers that kernels and allocators add.
+RESERVE = 0.05
+ROUNDS = 4  # in which less is kept because a schedule did not fit
+MOST_LINES = 10  # of a list for people
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A choice as it is scheduled: the time of the step (us) and its peak (bytes)."""
+
+    choice: Retention
+    us: float
+    peak_bytes: int
+
+
+def agree_on_gathers(graph: fx.Graph, chosen: list[int]) -> list[int]:
+    """Return which launches of a graph run again on all ranks, by number: those that the first
+    rank to ask has chosen.
+
+    Ranks with batches of other lengths would choose otherwise. Raises CoordinationError if the
+    job's store fails.
+    """
+    store = c10d.job_store()
+    if store is None or not c10d.real_groups() or deadline_s() == 0:
+        return chosen
+    frame = frame_of_graph()
+    key = digest([frame.partial, frame.root, *map(kind, launches(graph))])
+    text = Coordination(store).propose(f"gathered again/{key}", json.dumps(chosen))
+    return [int(each) for each in json.loads(text)]
+
+
+def _rank(limit: int) -> Callable[[Tried], tuple[int, float]]:
+    return lambda tried: (max(0, tried.peak_bytes - limit), tried.us)
+
+
+def _carried_out(graph: fx.Graph, search: RetentionSearch, choice: Retention) -> fx.Graph:
+    """A copy of a graph in which runs again what a choice says."""
+    trial = TrialCopy(graph)
+    twins = trial.twins()
+    kept, again = search.marks(choice)
+    decide_kept(trial.graph, [twins[node] for node in kept], [twins[node] for node in again])
+    recompute_marked(trial.graph)
+    return trial.graph
+
+
+class KeepWithinBudget(GraphPass):
+    """Mark what a training step keeps from forward to backward, so that it fits a budget.
+
+    What the program says stays: values in checkpoints are computed again, and gathered parameters
+    that ``reshard_after_forward=False`` keeps are kept.
+
+    Requires: a graph of forward and backward, in the order of the program.
+    Ensures:  the graph's nodes stay; every value that a backward reads is marked.
+    Stats:    ``kept``, ``computed_again``, ``gathered_again`` (values).
+    """
+
+    name = "keep_within_budget"
+    decides_what_is_kept = True
+    needs_collectives = False
+
+    def __init__(
+        self,
+        cost: CostModel,
+        scheduler: ScheduleGraph,
+        rewrites: Sequence[GraphPass],
+        budget: float,
+        *,
+        ranks_differ: bool = False,
+    ) -> None:
+        self.cost = cost
+        self.scheduler = scheduler
+        self.rewrites = rewrites
+        self.budget = budget
+        self.ranks_differ = ranks_differ
+
+    @classmethod
+    def build(cls, context: PassContext) -> KeepWithinBudget:
+        rewrites = [each.build(context) for each in REWRITES] if not context.ranks_differ else []
+        return cls(
+            context.cost,
+            ScheduleGraph.build(context),
+            [each for each in rewrites if not context.exact or each.numerics is Numerics.BITWISE],
+            context.extra.get(OPTION, 0),
+            ranks_differ=context.ranks_differ,
+        )
+
+    @classmethod
+    def enabled(cls, options: PassOptions) -> bool:
+        return OPTION in options.extra
+
+    def digest(self) -> str:
+        return f"{self.budget} {self.scheduler.digest()} {self.ranks_differ}"
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        given = TrialCopy(graph)
+        if is_joint(graph):
+            mark_joint(given.graph)
+        limit = value_limit(graph, self.budget)
+        search = RetentionSearch(given.graph, self.cost, limit, self._as_the_program(given.graph))
+        if not search.borders:
+            return PassStats(changed=False)
+        best = self.fastest(given.graph, search)
+        chosen = search.gathers_again(best.choice)
+        if (agreed := agree_on_gathers(given.graph, chosen)) != chosen:
+            search = RetentionSearch(given.graph, self.cost, limit, agreed)
+            best = self.fastest(given.graph, search)
+        original = {twin: node for node, twin in given.twins().items()}
+        kept, again = ([original[n] for n in nodes] for nodes in search.marks(best.choice))
+        notes = [*self._summary(given.graph, search, best), *_lines("kept", kept)]
+        notes += _lines("runs again", again)
+        if best.peak_bytes > limit:
+            trial = _carried_out(given.graph, search, best.choice)
+            missing = self._missing(trial, limit, best.peak_bytes)
+            log.warning("%s", "\n  ".join(missing))
+            notes = [*missing, *notes]
+        decide_kept(graph, kept, again)
+        gathers = sum(is_launch(node) for node in again)
+        computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in again)
+        counters = {"kept": len(kept), "computed_again": computed, "gathered_again": gathers}
+        return PassStats(changed=True, counters=counters, notes=tuple(notes))
+
+    def _as_the_program(self, graph: fx.Graph) -> list[int] | None:
+        """The gathers that the program has run again, where ranks may hold other graphs."""
+        if not self.ranks_differ:
+            return None
+        return [i for i, launch in enumerate(launches(graph)) if may_repeat(launch)]
+
+    def fastest(self, graph: fx.Graph, search: RetentionSearch) -> Tried:
+        """Return the choice whose schedule is the shortest that fits; the leanest if none does.
+
+        Buckets hold memory that no choice knows of: where the best one does not fit with them, less
+        is kept.
+        """
+        limit, best = search.limit_bytes, None
+        for _ in range(ROUNDS):
+            found = self.scheduled(
+                graph, search, self._shortest(graph, search, limit), limit, rewrites=True
+            )
+            best = found if best is None else min(best, found, key=_rank(limit))
+            if found.peak_bytes <= limit:
+                break
+            search.limit_bytes -= found.peak_bytes - limit
+        search.limit_bytes = limit
+        assert best is not None
+        return best
+
+    def _shortest(self, graph: fx.Graph, search: RetentionSearch, limit: int) -> Retention:
+        tried: dict[tuple[frozenset[int], ...], Tried] = {}
+        for choice in search.choices():
+            kept = tuple(cut.kept for cut in choice.cuts)
+            if kept not in tried:
+                tried[kept] = self.scheduled(graph, search, choice, limit, rewrites=False)
+        return min(tried.values(), key=_rank(search.limit_bytes)).choice
+
+    def scheduled(
+        self,
+        graph: fx.Graph,
+        search: RetentionSearch,
+        choice: Retention,
+        limit: int,
+        *,
+        rewrites: bool,
+    ) -> Tried:
+        """Schedule a step that keeps what a choice says; ``rewrites``: with the passes before."""
+        trial = _carried_out(graph, search, choice)
+        trial.output_node().meta[CAP_BYTES] = limit
+        for each in self.rewrites if rewrites else ():
+            run_pass(each, trial)
+        solution, _ = self.scheduler.forecast(trial, self.scheduler.extract(trial))
+        return Tried(choice, solution.makespan_us, solution.peak_bytes)
+
+    def bound_us(self, graph: fx.Graph, search: RetentionSearch) -> float:
+        """Return a time that no choice within the budget and no order of it can beat, in the
+        model's prices.
+        """
+        compute_us = simulate(graph, self.cost).compute_us + search.least_again_us()
+        return max(lower_bound(self.scheduler.extract(graph).problem).us, compute_us)
+
+    def _summary(self, graph: fx.Graph, search: RetentionSearch, best: Tried) -> list[str]:
+        everything, bound = simulate(graph, self.cost), self.bound_us(graph, search)
+        inputs = input_bytes(graph)
+        price = best.choice.byte_us * 2**30
+        return [
+            f"budget {_gib((search.limit_bytes + inputs) / (1 - RESERVE))}, {RESERVE:.0%} of it in "
+            f"reserve; inputs take {_gib(inputs)}, all values at once "
+            f"{_gib(everything.peak_bytes)}",
+            f"predicted peak {_gib(best.peak_bytes + inputs)}, of which "
+            f"{_gib(best.choice.kept_bytes)} are kept from forward to backward",
+            f"predicted step {best.us:.0f} us; no choice within the budget takes less than "
+            f"{bound:.0f} us (gap {best.us / max(bound, 1e-9) - 1:.1%})",
+            f"a GiB more would save some {price:.0f} us" if price else "more memory saves nothing",
+        ]
+
+    def _missing(self, trial: fx.Graph, limit: int, peak: int) -> list[str]:
+        """What is needed, and what takes it."""
+        live = simulate(trial, self.cost).live_bytes
+        needed = (peak + input_bytes(trial)) / (1 - RESERVE)
+        alive = _alive_at(trial, live.index(max(live)))
+        return [
+            f"No choice fits the memory budget: the step needs {_gib(needed)}, and "
+            f"{_gib((limit + input_bytes(trial)) / (1 - RESERVE))} are given. It is compiled for "
+            "the least that was found. At its peak are alive:",
+            *(
+                f"{_gib(output_bytes(node))} {function_name(node.target)} {user_line(node)}".strip()
+                for node in alive[:MOST_LINES]
+            ),
+        ]
+
+
+def _alive_at(graph: fx.Graph, position: int) -> list[fx.Node]:
+    """Values of a graph that are alive while a node runs, the largest first."""
+    nodes = list(graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    alive = [
+        node
+        for node in nodes[: position + 1]
+        if node.op == "call_function"
+        and not is_view(node)
+        and any(place[user] >= position for user in node.users)
+    ]
+    return sorted(alive, key=output_bytes, reverse=True)
+
+
+def _lines(what: str, nodes: Iterable[fx.Node]) -> list[str]:
+    """Say what became of values, by the user's line and the operator; the largest first."""
+    count: Counter[tuple[str, str]] = Counter()
+    size: Counter[tuple[str, str]] = Counter()
+    for node in nodes:
+        if is_view(node) or is_wait(node):
+            continue
+        name = kind(node) if is_launch(node) else function_name(node.target)
+        key = name, user_line(node)
+        count[key] += 1
+        size[key] += output_bytes(node)
+    ordered = sorted(size, key=lambda key: (-size[key], key))
+    lines = [
+        f"{what}: {count[key]} x {key[0]}, {_gib(size[key])} {key[1]}".rstrip() for key in ordered
+    ]
+    more = [f"{what}: {len(lines) - MOST_LINES} smaller kinds of values"] * (
+        len(lines) > MOST_LINES
+    )
+    return lines[:MOST_LINES] + more
+
+
+class CapSchedule(GraphPass):
+    """Let a schedule use what is left of the budget, and no more.
+
+    Requires: nothing.
+    Ensures:  nothing is changed but the cap that the scheduler reads.
+    Stats:    none.
+    """
+
+    name = "cap_schedule"
+    needs_collectives = False  # what is kept is reported of every graph
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+
+    @classmethod
+    def build(cls, context: PassContext) -> CapSchedule:
+        return cls(context.extra.get(OPTION, 0))
+
+    @classmethod
+    def enabled(cls, options: PassOptions) -> bool:
+        return OPTION in options.extra
+
+    def digest(self) -> str:
+        return str(self.budget)
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        graph.output_node().meta[CAP_BYTES] = value_limit(graph, self.budget)
+        return PassStats(changed=False)
+
+
+def value_limit(graph: fx.Graph, budget: float) -> int:
+    """Return what a graph's own values may take of a budget, in bytes."""
+    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    devices = (value.device for value in values if isinstance(value, torch.Tensor))
+    device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
+    return int((1 - RESERVE) * budget_bytes(budget, device)) - input_bytes(graph)
+
+
+def input_bytes(graph: fx.Graph) -> int:
+    """Return the bytes of a graph's inputs on this rank."""
+    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    return sum(tensor_bytes(value) for value in values if isinstance(value, torch.Tensor))
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

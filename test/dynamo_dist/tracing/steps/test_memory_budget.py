@@ -1,0 +1,235 @@
+"""Training within a memory budget: the numbers of eager mode, less kept the less is given."""
+
+import contextlib
+import logging
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from whole_step import Step
+
+from inductor_passes.errors import OptionError
+from inductor_passes.inductor.session import graph_passes_only
+from inductor_passes.report import recorder
+
+pytestmark = pytest.mark.usefixtures("enabled")
+ROWS, WIDTH, LAYERS = 512, 64, 4
+KEEP = "keep_within_budget"
+
+
+class Gated(nn.Module):
+    """Its activations are cheap to compute again from two products."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def network(wrap=lambda layer: layer):
+    torch.manual_seed(0)
+    return nn.Sequential(*(wrap(Gated()) for _ in range(LAYERS))).double()
+
+
+def whole(model) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def trained(budget, build=lambda: whole(network()), lowers=graph_passes_only):
+    """Losses of steps, and the record of their graph."""
+    torch.compiler.reset()
+    options = {"memory": budget}
+    with recorder.records_of_block() as records, lowers():
+        step = torch.compile(build(), backend="dynamo_dist", fullgraph=True, options=options)
+        losses = [step(x) for x in inputs()]
+    return torch.stack(losses), records[0] if records else None
+
+
+def kept(record):
+    (found,) = (each for each in record.passes if each.name == KEEP)
+    return found
+
+
+def test_less_memory_keeps_less_and_changes_no_bit():
+    want, record = trained(None)
+    assert record is None  # a program of one device is upstream's without a budget
+    most, least, peaks = None, None, []
+    for budget in ("100MiB", "6MiB", "4MiB"):
+        losses, record = trained(budget)
+        assert torch.equal(losses, want)
+        counters = kept(record).counters
+        most, least = most or counters, counters
+        peaks.append(record.after.peak_bytes)
+        held = 3 * LAYERS * WIDTH * WIDTH * 8 + ROWS * WIDTH * 8  # parameters, and the batch
+        assert record.after.peak_bytes + held < whole_step_bytes(budget)
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] > 1.5 * peaks[-1]
+    assert most["kept"] > least["kept"] and least["computed_again"] > 0
+
+
+def whole_step_bytes(budget):
+    return int(budget.removesuffix("MiB")) * 2**20
+
+
+def test_without_the_option_upstream_decides():
+    optimizer_less = network()
+    with recorder.records_of_block() as records, graph_passes_only():
+        torch.compile(whole(optimizer_less), backend="dynamo_dist", fullgraph=True)(inputs()[0])
+    assert not [each for record in records for each in record.passes if each.name == KEEP]
+
+
+def test_budget_that_nothing_fits_is_met_as_far_as_it_goes(caplog):
+    caplog.set_level(logging.WARNING)
+    want, _ = trained(None)
+    losses, record = trained("1MiB")
+    assert torch.equal(losses, want)
+    assert "No choice fits the memory budget: the step needs" in caplog.text
+    assert "square" in caplog.text or "silu" in caplog.text  # the lines of what takes it
+    assert kept(record).notes[0].startswith("No choice fits")
+
+
+def test_separate_graphs_keep_within_the_budget():
+    """Forward and backward of a model that an eager optimizer trains."""
+
+    def losses(budget):
+        torch.compiler.reset()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        compiled = torch.compile(model, backend="dynamo_dist", options={"memory": budget})
+        with recorder.records_of_block() as records, graph_passes_only():
+            found = []
+            for x in inputs():
+                loss = compiled(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.detach())
+        return torch.stack(found), records
+
+    want, _ = losses(None)
+    saved = []
+    for budget in ("100MiB", "4MiB"):
+        found, records = losses(budget)
+        assert torch.equal(found, want)
+        (forward,) = (each for each in records if each.phase == "forward")
+        saved.append(kept(forward).counters["kept"])
+    assert saved[0] > saved[1]
+
+
+def test_what_a_checkpoint_gives_up_is_not_kept():
+    class Checkpointed(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    _, record = trained("100MiB", lambda: whole(network(Checkpointed)))
+    assert kept(record).counters["kept"] <= LAYERS + 1
+    assert not [note for note in kept(record).notes if "kept" in note and "x mm" in note]
+
+
+@pytest.mark.slow
+def test_dropout_is_computed_again_from_the_seed():
+    def build():
+        torch.manual_seed(3)
+        model = nn.Sequential(*(m for _ in range(3) for m in (Gated(), nn.Dropout(0.5)))).double()
+        torch.manual_seed(5)
+        return whole(model)
+
+    want, _ = trained("100MiB", build, contextlib.nullcontext)
+    found, record = trained("2MiB", build, contextlib.nullcontext)
+    assert [note for note in kept(record).notes if "runs again: 3 x inductor_random" in note]
+    torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
+
+
+def test_share_of_a_processors_memory_is_refused():
+    with pytest.raises(Exception, match="whose memory has no limit") as error:
+        trained(0.5)
+    assert isinstance(error.value, OptionError) or "OptionError" in str(error.value)
+
+
+class Drawn(nn.Module):
+    """A network of drawn operators, values of which are read far and near."""
+
+    def __init__(self, rng):
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.steps = [
+            (rng.choice(("linear", "sin", "mul", "add", "norm", "cat")), rng.random())
+            for _ in range(rng.randint(6, 24))
+        ]
+
+    def forward(self, x):
+        values = [x]
+        for number, (name, at) in enumerate(self.steps):
+            last, other = values[-1], values[int(at * len(values))]
+            if name == "linear":
+                values.append(self.linears[number % 4](last))
+            elif name == "sin":
+                values.append(last.sin() + other)
+            elif name == "mul":
+                values.append(last * other.sigmoid())
+            elif name == "add":
+                values.append(last.exp().clamp(max=2) - other)
+            elif name == "norm":
+                values.append(nn.functional.layer_norm(last, (8,)) + other)
+            else:
+                values.append(torch.cat([last[:, :4], other[:, 4:]], 1))
+        return values[-1]
+
+
+def check_drawn(seed):
+    rng = random.Random(seed)
+    is_whole, share = rng.random() < 0.7, rng.choice((1.0, 0.7, 0.5, 0.2))
+
+    def run(budget):
+        torch.compiler.reset()
+        torch.manual_seed(seed)
+        model = Drawn(random.Random(seed)).double()
+        step = whole(model)
+        compiled = step
+        how = {"backend": "dynamo_dist", "fullgraph": True, "options": {"memory": budget}}
+        if is_whole:
+            compiled = torch.compile(step, **how)
+        else:
+            model.forward = torch.compile(model.forward, **how)
+        torch.manual_seed(seed)
+        with graph_passes_only():
+            found = [compiled(torch.randn(16, 8, dtype=torch.float64)) for _ in range(2)]
+        return [*found, *model.parameters()]
+
+    want = run(None)
+    for each, other in zip(run(int(share * 40_000) + 20_000), want, strict=True):
+        torch.testing.assert_close(each, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_networks_keep_their_numbers(seed):
+    check_drawn(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+def test_a_thousand_drawn_networks_keep_their_numbers():
+    for seed in range(1000):
+        with contextlib.redirect_stderr(None):
+            check_drawn(seed)
