@@ -68,6 +68,10 @@ class Extension:
         """
         return False
 
+    def may_cache(self, options: PassOptions) -> bool:
+        """Return whether code of these options may be kept for later jobs and other ranks."""
+        return True
+
     def resolved(self, options: PassOptions, gm: fx.GraphModule) -> PassOptions:
         """Return the options of one compile with values that all ranks of the job have, where this
         rank's own would make it another program. ``gm``: the graph of the frame.

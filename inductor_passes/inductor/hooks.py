@@ -341,6 +341,8 @@ class Attachment:
             "place in the program": self.place,
         }
         for extension in registry.extensions():
+            if not extension.may_cache(self.options):
+                parts[f"kept for later jobs, says {extension.name}"] = None
             if digest := _extension_digest(extension):
                 parts[extension.name] = digest
         parts |= {f"option {name}": value for name, value in self.options.parts().items()}

@@ -69,12 +69,16 @@ def agree_on_gathers(graph: fx.Graph, chosen: list[int]) -> list[int]:
     job's store fails.
     """
     store = c10d.job_store()
-    if store is None or not c10d.real_groups() or deadline_s() == 0:
+    if store is None or not c10d.real_groups() or not _can_agree():
         return chosen
     frame = frame_of_graph()
     key = digest([frame.partial, frame.root, *map(kind, launches(graph))])
     text = Coordination(store).propose(f"gathered again/{key}", json.dumps(chosen))
     return [int(each) for each in json.loads(text)]
+
+
+def _can_agree() -> bool:
+    return c10d.job_store() is not None and deadline_s() > 0
 
 
 def _rank(limit: int) -> Callable[[Tried], tuple[int, float]]:
@@ -168,8 +172,10 @@ class KeepWithinBudget(GraphPass):
         return PassStats(changed=True, counters=counters, notes=tuple(notes))
 
     def _as_the_program(self, graph: fx.Graph) -> list[int] | None:
-        """The gathers that the program has run again, where ranks may hold other graphs."""
-        if not self.ranks_differ:
+        """The gathers that the program has run again, where ranks may hold other graphs or cannot
+        agree on others.
+        """
+        if not self.ranks_differ and (not c10d.real_groups() or _can_agree()):
             return None
         return [i for i, launch in enumerate(launches(graph)) if may_repeat(launch)]
 

@@ -148,6 +148,7 @@ def test_what_a_checkpoint_gives_up_is_not_kept():
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_dropout_is_computed_again_from_the_seed():
     def build():
         torch.manual_seed(3)
