@@ -81,7 +81,7 @@ def crossing_of(
             Value(
                 sources=tuple(place[each] for each in node.all_input_nodes if each in place),
                 bytes=None if node in given_up else _bytes_kept(border, node),
-                us=_us_again(node, cost, again),
+                us=_us_again(border, node, cost, again),
                 read=any(user in border.backward for user in node.users),
             )
             for node in nodes
@@ -101,21 +101,25 @@ _SHOWING = PLACING | {CAST, operator.getitem}
 
 
 def _bytes_kept(border: Border, node: fx.Node) -> int | None:
-    value = node.meta.get("val")
+    value, block = node.meta.get("val"), _checkpointed_block(node)
     if not isinstance(value, torch.Tensor) or is_launch(node) or is_view(node):
         return None  # a view keeps what it shows
-    if _is_checkpointed(node):
+    if block is not None and not _is_handed_on(border, node, block):
         return None
     # What lives through the backward in any case takes nothing more.
     return 0 if border.is_read_behind(node) else tensor_bytes(value)
 
 
 def _us_again(
-    node: fx.Node, cost: CostModel, again: Mapping[fx.Node, bool | None]
+    border: Border, node: fx.Node, cost: CostModel, again: Mapping[fx.Node, bool | None]
 ) -> dict[str, float] | None:
     marked = node.meta.get("recompute")
     keeps = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
     if marked in keeps or is_random(node.target) or not isinstance(node.meta.get("val"), _TENSORS):
+        return None
+    block = _checkpointed_block(node)
+    if block is not None and not is_view(node) and _is_handed_on(border, node, block):
+        # Kept where it is needed: whether a block's launches run again may not hang on sizes.
         return None
     if is_launch(node):
         # Others than gathers run again where a checkpoint of the program says so.
@@ -132,14 +136,25 @@ def _custom(node: fx.Node) -> Mapping[str, object]:
     return node.meta.get("custom") or {}
 
 
-def _is_checkpointed(node: fx.Node) -> bool:
-    """Return whether the program's checkpoint computes a value again."""
+def _checkpointed_block(node: fx.Node) -> object:
+    """Return which checkpointed block of the program computes a value again; None for none."""
     asked = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
     if node.meta.get("recompute") not in asked or GATHERED_FOR in _custom(node):
-        return False
-    # What one checkpointed block hands to the next is kept.
-    block = node.meta.get("ac_graph_id", 0)
-    return all(user.meta.get("ac_graph_id", block) <= block for user in node.users)
+        return None
+    return node.meta.get("ac_graph_id", 0)
+
+
+def _is_handed_on(border: Border, node: fx.Node, block: object) -> bool:
+    """Return whether a forward reads a value outside of its checkpointed block."""
+    return any(
+        _checkpointed_block(user) != block
+        or (
+            (is_view(user) or user.target is operator.getitem)
+            and _is_handed_on(border, user, block)
+        )
+        for user in node.users
+        if user in border.forward
+    )
 
 
 def junctions(crossing: Crossing) -> list[list[int]]:

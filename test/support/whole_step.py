@@ -14,6 +14,17 @@ from inductor_passes.inductor.session import graph_passes_only
 Step = Callable[[Any], Any]
 
 
+class Gated(nn.Module):
+    """A gated MLP beside its input: activations are cheap to compute again from two products."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
 def network(bias: bool = True) -> nn.Module:
     """A small network in float64, the same each time."""
     torch.manual_seed(0)

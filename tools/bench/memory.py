@@ -274,11 +274,10 @@ class Ways:
             for i, node in enumerate(crossing.nodes):
                 source = node.all_input_nodes[0] if node.all_input_nodes else None
                 waits = source is not None and is_launch(source)
-                size, value = crossing.values[i].bytes, crossing.values[i]
+                size = crossing.values[i].bytes
                 if waits and node not in nodes and size:
                     us = sum((crossing.values[crossing.nodes.index(source)].us or {}).values())
                     gathers.append((-us / size, number, node))
-                del value
         best = self._keeping(kept)
         low, high = 0, len(gathers)
         ordered = sorted(gathers, key=lambda each: each[0])

@@ -8,6 +8,7 @@ from ranks_worker import local
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from whole_step import Gated
 
 from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.report import recorder
@@ -15,15 +16,6 @@ from inductor_passes.testing import leave_process
 
 WIDTH, LAYERS = 32, 4
 KEEP = "keep_within_budget"
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-
-    def forward(self, x):
-        return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
 # What ranks agree on holds for a function as long as the job: each budget has its own.
@@ -45,7 +37,7 @@ def trained(rows, function=None, budget=None):
     """
     torch.compiler.reset()
     torch.manual_seed(0)
-    model = nn.Sequential(*(Gated() for _ in range(LAYERS))).double()
+    model = nn.Sequential(*(Gated(WIDTH) for _ in range(LAYERS))).double()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for each in (*model, model):
         fully_shard(each, mesh=mesh)

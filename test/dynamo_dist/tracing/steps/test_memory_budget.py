@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from whole_step import Step
+from whole_step import Gated, Step
 
 from inductor_passes.errors import OptionError
 from inductor_passes.inductor.session import graph_passes_only
@@ -19,20 +19,9 @@ ROWS, WIDTH, LAYERS = 512, 64, 4
 KEEP = "keep_within_budget"
 
 
-class Gated(nn.Module):
-    """Its activations are cheap to compute again from two products."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-
-    def forward(self, x):
-        return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
-
-
 def network(wrap=lambda layer: layer):
     torch.manual_seed(0)
-    return nn.Sequential(*(wrap(Gated()) for _ in range(LAYERS))).double()
+    return nn.Sequential(*(wrap(Gated(WIDTH)) for _ in range(LAYERS))).double()
 
 
 def whole(model) -> Step:
@@ -79,13 +68,9 @@ def test_less_memory_keeps_less_and_changes_no_bit():
         most, least = most or counters, counters
         peaks.append(record.after.peak_bytes)
         held = 3 * LAYERS * WIDTH * WIDTH * 8 + ROWS * WIDTH * 8  # parameters, and the batch
-        assert record.after.peak_bytes + held < whole_step_bytes(budget)
+        assert record.after.peak_bytes + held < int(budget.removesuffix("MiB")) * 2**20
     assert peaks == sorted(peaks, reverse=True) and peaks[0] > 1.5 * peaks[-1]
     assert most["kept"] > least["kept"] and least["computed_again"] > 0
-
-
-def whole_step_bytes(budget):
-    return int(budget.removesuffix("MiB")) * 2**20
 
 
 def test_without_the_option_upstream_decides():
@@ -152,7 +137,9 @@ def test_what_a_checkpoint_gives_up_is_not_kept():
 def test_dropout_is_computed_again_from_the_seed():
     def build():
         torch.manual_seed(3)
-        model = nn.Sequential(*(m for _ in range(3) for m in (Gated(), nn.Dropout(0.5)))).double()
+        model = nn.Sequential(
+            *(m for _ in range(3) for m in (Gated(WIDTH), nn.Dropout(0.5)))
+        ).double()
         torch.manual_seed(5)
         return whole(model)
 
