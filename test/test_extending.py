@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PATCHES = sorted((ROOT / "docs" / "extending").glob("*.patch"))
 NAMES = [path.stem for path in PATCHES]
+NIGHTLY = ("cause", "figure")
 
 
 def said(*command, cwd, **env):
@@ -40,7 +41,14 @@ def test_it_applies_and_has_a_test(patch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("patch", PATCHES, ids=NAMES)
+@pytest.mark.parametrize(
+    "patch",
+    # What two of them add goes through the same places as what the others do.
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.sweep] * (path.stem in NIGHTLY))
+        for path in PATCHES
+    ],
+)
 def test_what_it_adds_passes(patch, tmp_path):
     for name in ("dynamo_dist", "inductor_passes", "test", "tools", "docs"):
         leave = shutil.ignore_patterns("__pycache__", "corpus", "results")

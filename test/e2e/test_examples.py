@@ -1,4 +1,4 @@
-"""The examples end with one graph and eager's numbers. Two of them by default; all if asked for.
+"""The examples end with one graph and eager's numbers. One of them by default; all if asked for.
 
 DYNAMO_DIST_ALL_EXAMPLES=1 pytest test/e2e/test_examples.py    # some ten minutes
 """
@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "tools" / "examples"
 RANKS = {"experts": 2, "llama": 2, "megatron": 2, "replicate": 2, "titan": 4}
-SAMPLE = ("experts", "megatron")
+SAMPLE = ("megatron",)  # experts, llama: tests of routing and the demo show what these do
 
 
 def test_no_example_is_left_out():

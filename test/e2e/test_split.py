@@ -13,5 +13,6 @@ def test_in_parts_is_eager_on_every_rank(on_ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep  # rules of routing have tests of their own, and the worker above runs in parts
 def test_experts_that_keep_all_tokens_are_eager_on_every_rank(on_ranks):
     on_ranks(WORKER.with_name("moe_worker.py"), ranks=4)

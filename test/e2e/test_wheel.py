@@ -2,6 +2,7 @@
 the checkout.
 """
 
+import configparser
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,10 @@ def test_wheel_holds_each_file_of_the_packages(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     tracked = run("git", "ls-files", "dynamo_dist", "inductor_passes", cwd=ROOT).split()
     assert inside == {name for name in tracked if (ROOT / name).is_file()}
+    (entry_points,) = zipfile.Path(wheel).glob("*.dist-info/entry_points.txt")
+    parsed = configparser.ConfigParser()
+    parsed.read_string(entry_points.read_text())
+    assert set(parsed.sections()) >= {"torch_dynamo_backends", "torch.backends"}
 
 
 @pytest.mark.slow

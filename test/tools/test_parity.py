@@ -145,6 +145,7 @@ SAMPLE = "^(nn_functional_(conv2d|prelu)|scatter_reduce_sum)$"
 
 
 @pytest.mark.slow
+@pytest.mark.sweep  # numbers of strategies have fast tests
 def test_strategies_of_a_sample(tmp_path):
     """Upstream is found wrong where it is, ours is right, and records are resumed."""
     arguments = ("--part", "strategies", "--only", SAMPLE, "--results", str(tmp_path))

@@ -106,6 +106,7 @@ def test_ranks_under_torchrun_of_which_one_differs_and_fails(cache):
     assert [r["facts"][0]["value"] for r in merged["reports"]] == ["0", "1"]
 
 
+@pytest.mark.sweep  # torchrun's ranks come into one report above
 def test_ranks_that_no_torchrun_started_come_into_one_report(cache):
     """As a shell, srun or mpirun starts them: rank 0's command shows all, the other's nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -15,7 +15,7 @@ def test_step_is_one_graph_with_eagers_numbers_and_launches(on_ranks, wrapper):
 
 # A break parts the step in the same place under each wrapper.
 @pytest.mark.parametrize(
-    "wrapper", ["fsdp2", *(pytest.param(each, marks=pytest.mark.sweep) for each in ("tp", "ddp"))]
+    "wrapper", ["ddp", *(pytest.param(each, marks=pytest.mark.sweep) for each in ("tp", "fsdp2"))]
 )
 def test_step_with_a_break_has_eagers_numbers(on_ranks, wrapper):
     on_ranks(WORKER, 2, wrapper, "broken")
@@ -25,6 +25,6 @@ def test_ranks_with_unlike_memory_budgets_keep_the_same(on_ranks):
     on_ranks(WORKER.with_name("budget_worker.py"), 2)
 
 
-@pytest.mark.parametrize("wrapper", ["hsdp", "fsdp2 x tp"])
+@pytest.mark.parametrize("wrapper", [pytest.param("hsdp", marks=pytest.mark.sweep), "fsdp2 x tp"])
 def test_step_on_a_mesh_of_two_by_two(on_ranks, wrapper):
     on_ranks(WORKER, 4, wrapper)
