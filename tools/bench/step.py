@@ -71,6 +71,8 @@ def worker(options: argparse.Namespace) -> None:
                 block.compile()
         forward = torch.compile(model, backend="dynamo_dist") if way == "separate" else model
 
+        # Two functions, as two programs have: of one that runs whole and in parts, ranks could not
+        # know which a peer runs, and would keep the program's order.
         def step(batch: torch.Tensor) -> torch.Tensor:
             loss = forward(input_ids=batch, labels=batch, use_cache=False).loss
             loss.backward()
@@ -78,8 +80,15 @@ def worker(options: argparse.Namespace) -> None:
             optimizer.zero_grad()
             return loss.detach()
 
-        whole = torch.compile(step, backend="dynamo_dist", fullgraph=True)
-        return whole if way == "whole" else step
+        @torch.compile(backend="dynamo_dist", fullgraph=True)
+        def whole_step(batch: torch.Tensor) -> torch.Tensor:
+            loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return whole_step if way == "whole" else step
 
     found: dict[str, Any] = {}
     steps: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
@@ -113,19 +122,25 @@ def worker(options: argparse.Namespace) -> None:
     leave_process()
 
 
-def peak_bytes(call: Callable[[], Any]) -> int:
-    """The most bytes of tensors that are alive during a call at once, over those before it."""
+def peak_bytes(call: Callable[[], Any], times: int = 5) -> int:
+    """The most bytes of tensors that are alive during a call at once, over those before it.
+
+    The median of several calls: when a collective's buffers die, its thread decides.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     call()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
-    live = most = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
-    return most
+    peaks = []
+    for _ in range(times):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            call()
+        live = most = 0
+        for event in profiler.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                live += event.nbytes()
+                most = max(most, live)
+        peaks.append(most)
+    return sorted(peaks)[times // 2]
 
 
 def job(options: argparse.Namespace, parallel: str, ranks: int, caches: Path) -> dict[str, Any]:
