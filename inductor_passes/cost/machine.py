@@ -15,7 +15,7 @@ from torch import fx
 
 from inductor_passes.cost.collectives import GroupShape, collective_us, shape_of
 from inductor_passes.cost.topology import Product, Topology
-from inductor_passes.graph.collectives import argument, blocking_kind, kind, role
+from inductor_passes.graph.collectives import HOST_KINDS, argument, blocking_kind, kind, role
 from inductor_passes.torch_compat.c10d import world_size
 from inductor_passes.torch_compat.nodes import size_hint
 
@@ -71,6 +71,10 @@ class Machine:
             us = max(operations / per_us, us)
         return us + (self.kernel_start_us if starts else 0.0)
 
+    def host_copy_us(self, copied_bytes: float) -> float:
+        """A copy to the host's memory or back."""
+        return self.kernel_start_us + copied_bytes / (self.topology.host_gb_per_s * 1e3)
+
     def product_us(self, dtype: str, shape: Product, moved_bytes: float) -> float:
         """A matrix product, by what was measured of it, or of its dtype, or else as any kernel.
 
@@ -123,6 +127,8 @@ def node_us(
     name = kind(launch) if role(launch) == "launch" else blocking_kind(launch)
     if not name:
         raise ValueError(f"{launch.format_node()} is no collective, so it has no link time")
+    if name in HOST_KINDS:
+        return machine.host_copy_us(sum(payload_bytes))
     group = argument(launch, "group_name")
     # The size of the job is in the key: tests and jobs initialise more than one after the other.
     key = (group, argument(launch, "group_size"), world_size())

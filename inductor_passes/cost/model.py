@@ -68,6 +68,12 @@ def launching_us(cost: CostModel) -> float:
     return float(cost.launching_us) if isinstance(cost, _PricesLaunching) else 0.0
 
 
+def host_bytes_per_us(cost: CostModel) -> float:
+    """Rate of copies to the host's memory and back; 0 where a model has no such figure."""
+    machine = machine_of(cost)
+    return 0.0 if machine is None else machine.topology.host_gb_per_s * 1e3
+
+
 def machine_of(cost: CostModel | None) -> Machine | None:
     """Return the machine that a model prices for; None where it prices from something else."""
     machine = cost.machine if isinstance(cost, _HasMachine) else None

@@ -10,6 +10,7 @@ A file is one object::
                 "measured_products": [{"dtype": "bfloat16", "source": "...",
                                        "points": [[BATCH, M, K, N, MICROSECONDS], ...]}, ...]},
      "links": {"intra_node_gb_per_s": FIGURE, "inter_node_gb_per_s": FIGURE,
+               "host_gb_per_s": FIGURE,
                "protocols": [{"name": "...", "launch_us": FIGURE,
                               "intra_node": {"step_us": FIGURE, "bandwidth_share": FIGURE},
                               "inter_node": {"step_us": FIGURE, "bandwidth_share": FIGURE}}, ...],
@@ -19,8 +20,9 @@ A file is one object::
                              "points": [[PAYLOAD_BYTES, MICROSECONDS], ...]}, ...]}}
 
 where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``compute_stretch``,
-``launching_us``, ``all_reduce_in_node``, ``coalesced_start_share``, ``reduce_scatter_rounds`` and
-both lists of what was measured may be left out. A payload is one rank's input.
+``launching_us``, ``host_gb_per_s``, ``all_reduce_in_node``, ``coalesced_start_share``,
+``reduce_scatter_rounds`` and both lists of what was measured may be left out. A payload is one
+rank's input.
 ``data/cpu-gloo.json`` is a short one to start from; ``python -m inductor_passes costs import`` adds
 measurements to one.
 
@@ -94,9 +96,16 @@ _SCHEMA = _object(
         measured_products=_list(_object(dtype=_TEXT, source=_TEXT, points=_rows(5))),
     ),
     links=_object(
-        ("all_reduce_in_node", "coalesced_start_share", "reduce_scatter_rounds", "measured"),
+        (
+            "host_gb_per_s",
+            "all_reduce_in_node",
+            "coalesced_start_share",
+            "reduce_scatter_rounds",
+            "measured",
+        ),
         intra_node_gb_per_s=_RATE,
         inter_node_gb_per_s=_RATE,
+        host_gb_per_s=_RATE,
         protocols=_list(_object(name=_TEXT, launch_us=_RATE, intra_node=_HOP, inter_node=_HOP)),
         all_reduce_in_node=_object(launch_us=_RATE, gb_per_s=_RATE),
         coalesced_start_share=_SHARE,
@@ -276,6 +285,8 @@ class Topology:
         this rank's.
     ``launching_us``: processor time that a launch takes of what computes; 0 where a device computes
         and the host runs ahead of it.
+    ``host_gb_per_s``: of copies between a device and pinned memory of its host, each way; 0 where
+        nobody says.
     ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1
         unless measured. ``collectives`` and ``products`` were measured, and count instead of the
         formulas. ``sources`` maps each figure's path to where it is from.
@@ -298,6 +309,7 @@ class Topology:
     products: tuple[MeasuredProducts, ...]
     sources: tuple[tuple[str, str], ...] = field(repr=False)
     launching_us: float = 0.0
+    host_gb_per_s: float = 0.0
 
     def matmul_rate(self, dtype_name: str) -> MatmulRate:
         """Rate of a dtype; one that the file does not name is taken at float32's."""
@@ -474,4 +486,5 @@ def _build(data: JsonObject) -> Topology:
         ),
         sources=tuple(sources_of(data)),
         launching_us=figure(device, "launching_us"),
+        host_gb_per_s=figure(links, "host_gb_per_s"),
     )

@@ -62,6 +62,7 @@ def op_facts(target: object) -> OpFacts:
     # All results alias an argument and none is written: the schema's definition of a view. In-place
     # operators alias too, with a write.
     view = bool(infos) and all(info is not None and not info.is_write for info in infos)
+    view = view and not target._opname.startswith("wait_tensor")
     mutated = tuple((p, name) for p, name, info in arguments if info and info.is_write)
     # A view shows its first argument, by torch's convention for all view operators.
     if view or target._opname in _UNDECLARED_VIEWS:

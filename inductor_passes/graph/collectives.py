@@ -48,7 +48,9 @@ def launch_in_parts(number: int | str) -> tuple[int, int, str] | None:
     return (int(found["launch"]), int(found["parts"]), found["along"]) if found else None
 
 
-_namespaces = {"_c10d_functional", "c10d_functional"}
+HOST_NAMESPACE = "inductor_passes_host"  # of copies to the host's memory and back
+HOST = "host"  # the channel that they go over, in place of a group
+_namespaces = {"_c10d_functional", "c10d_functional", HOST_NAMESPACE}
 # Longest first: "all_gather" must not be read as "gather".
 KINDS = (
     "reduce_scatter",
@@ -67,7 +69,10 @@ KINDS = (
     "recv",
     "barrier",
     "monitored_barrier",
+    "offload",
+    "reload",
 )
+HOST_KINDS = frozenset({"offload", "reload"})
 
 
 def register_namespace(name: str) -> None:

@@ -78,6 +78,18 @@ def set_phase(node: fx.Node, phase: int, *, again: bool) -> None:
     node.meta[_PHASE], node.meta[_AGAIN], node.meta[_STAGE] = phase, again, "backward"
 
 
+def inherit_phase(node: fx.Node, like: fx.Node) -> None:
+    """Mark a node that stands with another one."""
+    node.meta.update({key: like.meta[key] for key in (_PHASE, _STAGE) if key in like.meta})
+
+
+def clear_phases(graph: fx.Graph) -> None:
+    """Take all marks away."""
+    for node in graph.nodes:
+        for key in (_PHASE, _AGAIN, _STAGE):
+            node.meta.pop(key, None)
+
+
 def computes_again(node: fx.Node) -> bool:
     """Return whether a node computes what was given up to save memory."""
     return bool(node.meta.get(_AGAIN))

@@ -19,6 +19,7 @@ from inductor_passes.cost.model import digest_of
 from inductor_passes.errors import GroupError
 from inductor_passes.extension import Extension
 from inductor_passes.graph.collectives import (
+    HOST_KINDS,
     argument,
     group_name,
     input_tensors,
@@ -74,7 +75,7 @@ def check_groups(graph: fx.Graph) -> None:
     Raises GroupError. A group that is a graph input is known only when the graph runs: not checked.
     """
     for launch in launches(graph):
-        if isinstance(argument(launch, "group_name"), fx.Node):
+        if isinstance(argument(launch, "group_name"), fx.Node) or kind(launch) in HOST_KINDS:
             continue
         name = group_name(launch)
         devices = c10d.group_device_types(name)

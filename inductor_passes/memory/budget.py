@@ -27,7 +27,7 @@ from inductor_passes.torch_compat import c10d
 
 log = logging.getLogger(__name__)
 
-OPTION = "memory"
+OPTION, OFFLOAD = "memory", "offload"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _TEXT = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[KMGT]?i?B)\s*", re.IGNORECASE)

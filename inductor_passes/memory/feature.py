@@ -6,13 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from inductor_passes import registry
+from inductor_passes.errors import OptionError
 from inductor_passes.extension import Extension, Option
-from inductor_passes.memory.budget import OPTION, budget_bytes, checked, least_of_ranks
+from inductor_passes.memory.budget import (
+    OFFLOAD,
+    OPTION,
+    budget_bytes,
+    checked,
+    least_of_ranks,
+)
 from inductor_passes.memory.keep_within_budget import CapSchedule, KeepWithinBudget
 from inductor_passes.ranks.collective_trace import place_of
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
@@ -24,8 +31,16 @@ if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
 
 
+def _checked_offload(value: Any, options: PassOptions) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise OptionError(
+            f"Option 'offload' is {value!r}.", "It is a choice.", "Give True, False or None."
+        )
+    return value
+
+
 class MemoryBudget(Extension):
-    """The option that says how much memory a step may take."""
+    """The options that say how much memory a step may take, and where."""
 
     name = "memory"
     options: ClassVar[Mapping[str, Option]] = {
@@ -36,7 +51,13 @@ class MemoryBudget(Extension):
             "keeps what the program says.",
             None,
             checked,
-        )
+        ),
+        OFFLOAD: Option(
+            "whether values may wait for their backward in memory of the host. None "
+            "allows it on GPUs.",
+            None,
+            _checked_offload,
+        ),
     }
 
     def may_cache(self, options: PassOptions) -> bool:
@@ -51,7 +72,8 @@ class MemoryBudget(Extension):
         devices = (value.device for value in values if isinstance(value, torch.Tensor))
         device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
         agreed = least_of_ranks(place_of(gm.graph), budget_bytes(given, device))
-        return replace(options, extra={**options.extra, OPTION: agreed})
+        offload = options.extra.get(OFFLOAD, device.type != "cpu")
+        return replace(options, extra={**options.extra, OPTION: agreed, OFFLOAD: offload})
 
 
 def register() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,17 +26,23 @@ from inductor_passes.graph.collectives import (
     tensor_bytes,
 )
 from inductor_passes.graph.edit import TrialCopy
-from inductor_passes.graph.phases import mark_joint
+from inductor_passes.graph.phases import clear_phases, mark_joint
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
-from inductor_passes.memory.budget import OPTION, budget_bytes
-from inductor_passes.memory.search import Retention, RetentionSearch
+from inductor_passes.memory.budget import OFFLOAD, OPTION, budget_bytes
+from inductor_passes.memory.host_copies import move_to_host
+from inductor_passes.memory.search import Retention, RetentionSearch, SearchSettings
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass
 from inductor_passes.ranks.collective_trace import digest, frame_of_graph
 from inductor_passes.ranks.coordination import Coordination, deadline_s
 from inductor_passes.rewrite import REWRITES
-from inductor_passes.rewrite.rematerialize import decide_kept, may_repeat, recompute_marked
+from inductor_passes.rewrite.rematerialize import (
+    borders,
+    decide_kept,
+    may_repeat,
+    recompute_marked,
+)
 from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule.solver.lower_bound import lower_bound
 from inductor_passes.simulate import simulate
@@ -48,7 +54,7 @@ log = logging.getLogger(__name__)
 
 # Of a budget, for what the model does not see: buffers that kernels and allocators add.
 RESERVE = 0.05
-ROUNDS = 4  # in which less is kept because a schedule did not fit
+ROUNDS = 3  # in which less is kept because a schedule did not fit
 MOST_LINES = 10  # of a list for people
 
 
@@ -92,6 +98,8 @@ def _carried_out(graph: fx.Graph, search: RetentionSearch, choice: Retention) ->
     kept, again = search.marks(choice)
     decide_kept(trial.graph, [twins[node] for node in kept], [twins[node] for node in again])
     recompute_marked(trial.graph)
+    for border in borders(trial.graph) if choice.moved else ():
+        move_to_host(border, [twins[node] for node in search.moves(choice)])
     return trial.graph
 
 
@@ -102,8 +110,9 @@ class KeepWithinBudget(GraphPass):
     that ``reshard_after_forward=False`` keeps are kept.
 
     Requires: a graph of forward and backward, in the order of the program.
-    Ensures:  the graph's nodes stay; every value that a backward reads is marked.
-    Stats:    ``kept``, ``computed_again``, ``gathered_again`` (values).
+    Ensures:  every value that a backward reads is marked; what it reads from the host's memory is
+              copied there and back, and other nodes stay.
+    Stats:    ``kept``, ``computed_again``, ``gathered_again``, ``moved_to_host`` (values).
     """
 
     name = "keep_within_budget"
@@ -117,12 +126,14 @@ class KeepWithinBudget(GraphPass):
         rewrites: Sequence[GraphPass],
         budget: float,
         *,
+        may_move: bool = False,
         ranks_differ: bool = False,
     ) -> None:
         self.cost = cost
         self.scheduler = scheduler
         self.rewrites = rewrites
         self.budget = budget
+        self.may_move = may_move
         self.ranks_differ = ranks_differ
 
     @classmethod
@@ -133,6 +144,7 @@ class KeepWithinBudget(GraphPass):
             ScheduleGraph.build(context),
             [each for each in rewrites if not context.exact or each.numerics is Numerics.BITWISE],
             context.extra.get(OPTION, 0),
+            may_move=bool(context.extra.get(OFFLOAD)),
             ranks_differ=context.ranks_differ,
         )
 
@@ -141,35 +153,59 @@ class KeepWithinBudget(GraphPass):
         return OPTION in options.extra
 
     def digest(self) -> str:
-        return f"{self.budget} {self.scheduler.digest()} {self.ranks_differ}"
+        return f"{self.budget} {self.may_move} {self.scheduler.digest()} {self.ranks_differ}"
 
     def run(self, graph: fx.Graph) -> PassStats:
         given = TrialCopy(graph)
         if is_joint(graph):
             mark_joint(given.graph)
         limit = value_limit(graph, self.budget)
-        search = RetentionSearch(given.graph, self.cost, limit, self._as_the_program(given.graph))
+        again = self._as_the_program(given.graph)
+        search = RetentionSearch(given.graph, self.cost, limit, again, may_move=self.may_move)
         if not search.borders:
             return PassStats(changed=False)
         best = self.fastest(given.graph, search)
         chosen = search.gathers_again(best.choice)
         if (agreed := agree_on_gathers(given.graph, chosen)) != chosen:
-            search = RetentionSearch(given.graph, self.cost, limit, agreed)
+            search = RetentionSearch(given.graph, self.cost, limit, agreed, may_move=self.may_move)
             best = self.fastest(given.graph, search)
-        original = {twin: node for node, twin in given.twins().items()}
-        kept, again = ([original[n] for n in nodes] for nodes in search.marks(best.choice))
+        kept, runs_again = search.marks(best.choice)
+        moved = search.moves(best.choice)
         notes = [*self._summary(given.graph, search, best), *_lines("kept", kept)]
-        notes += _lines("runs again", again)
+        notes += [*_lines("moved to the host", moved), *_lines("runs again", runs_again)]
         if best.peak_bytes > limit:
             trial = _carried_out(given.graph, search, best.choice)
             missing = self._missing(trial, limit, best.peak_bytes)
             log.warning("%s", "\n  ".join(missing))
             notes = [*missing, *notes]
-        decide_kept(graph, kept, again)
-        gathers = sum(is_launch(node) for node in again)
-        computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in again)
+        original = {twin: node for node, twin in given.twins().items()}
+        decide_kept(graph, [original[n] for n in kept], [original[n] for n in runs_again])
+        if moved:
+            self._move(graph, given.graph, original, moved)
+        gathers = sum(is_launch(node) for node in runs_again)
+        computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in runs_again)
         counters = {"kept": len(kept), "computed_again": computed, "gathered_again": gathers}
+        counters["moved_to_host"] = len(moved)
         return PassStats(changed=True, counters=counters, notes=tuple(notes))
+
+    def _move(
+        self,
+        graph: fx.Graph,
+        given: fx.Graph,
+        original: Mapping[fx.Node, fx.Node],
+        moved: Collection[fx.Node],
+    ) -> None:
+        """Move values to the host in a graph, of which ``given`` is a copy with phases."""
+        for border in borders(given):
+            values = [original[node] for node in moved if node in border.forward]
+            there = border.in_original(graph, original)
+            # What runs again and reads them does so in the backward, from what comes back.
+            there.recompute(set(there.forward) - there.derived_again(values))
+            for value in values:
+                value.meta.pop("recompute", None)
+            move_to_host(there, values)
+        if is_joint(graph):
+            clear_phases(graph)
 
     def _as_the_program(self, graph: fx.Graph) -> list[int] | None:
         """The gathers that the program has run again, where ranks may hold other graphs or cannot
@@ -185,26 +221,30 @@ class KeepWithinBudget(GraphPass):
         Buckets hold memory that no choice knows of: where the best one does not fit with them, less
         is kept.
         """
-        limit, best = search.limit_bytes, None
+        limit = search.limit_bytes
+        settings, choice = self._shortest(graph, search)
+        best = found = self.scheduled(graph, search, choice, limit, rewrites=True)
         for _ in range(ROUNDS):
-            found = self.scheduled(
-                graph, search, self._shortest(graph, search, limit), limit, rewrites=True
-            )
-            best = found if best is None else min(best, found, key=_rank(limit))
             if found.peak_bytes <= limit:
                 break
             search.limit_bytes -= found.peak_bytes - limit
+            found = self.scheduled(graph, search, search.choice(settings), limit, rewrites=True)
+            best = min(best, found, key=_rank(limit))
         search.limit_bytes = limit
-        assert best is not None
         return best
 
-    def _shortest(self, graph: fx.Graph, search: RetentionSearch, limit: int) -> Retention:
-        tried: dict[tuple[frozenset[int], ...], Tried] = {}
-        for choice in search.choices():
-            kept = tuple(cut.kept for cut in choice.cuts)
+    def _shortest(
+        self, graph: fx.Graph, search: RetentionSearch
+    ) -> tuple[SearchSettings, Retention]:
+        """Return the choice with the shortest schedule, before rewrites, and how it was found."""
+        limit = search.limit_bytes
+        tried: dict[object, tuple[Tried, SearchSettings]] = {}
+        for settings, choice in search.choices():
+            kept = (*(cut.kept for cut in choice.cuts), choice.moved)
             if kept not in tried:
-                tried[kept] = self.scheduled(graph, search, choice, limit, rewrites=False)
-        return min(tried.values(), key=_rank(search.limit_bytes)).choice
+                tried[kept] = self.scheduled(graph, search, choice, limit, rewrites=False), settings
+        best, settings = min(tried.values(), key=lambda each: _rank(limit)(each[0]))
+        return settings, best.choice
 
     def scheduled(
         self,
@@ -227,8 +267,8 @@ class KeepWithinBudget(GraphPass):
         """Return a time that no choice within the budget and no order of it can beat, in the
         model's prices.
         """
-        compute_us = simulate(graph, self.cost).compute_us + search.least_again_us()
-        return max(lower_bound(self.scheduler.extract(graph).problem).us, compute_us)
+        least_us = search.least_us(simulate(graph, self.cost).compute_us)
+        return max(lower_bound(self.scheduler.extract(graph).problem).us, least_us)
 
     def _summary(self, graph: fx.Graph, search: RetentionSearch, best: Tried) -> list[str]:
         everything, bound = simulate(graph, self.cost), self.bound_us(graph, search)
@@ -335,8 +375,13 @@ def value_limit(graph: fx.Graph, budget: float) -> int:
 
 
 def input_bytes(graph: fx.Graph) -> int:
-    """Return the bytes of a graph's inputs on this rank."""
-    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    """Return the bytes of a graph's inputs on this rank's device."""
+    inputs = (
+        node
+        for node in graph.find_nodes(op="placeholder")
+        if not any(kind(user) == "reload" for user in node.users)
+    )
+    values = (node.meta.get("val") for node in inputs)
     return sum(tensor_bytes(value) for value in values if isinstance(value, torch.Tensor))
 
 

@@ -42,10 +42,12 @@ class Liveness:
                 self._border_ahead[place[node]] = number
         self.place = place
 
-    def bytes_over_time(self, again: Collection[int]) -> list[int]:
+    def bytes_over_time(self, again: Collection[int], moved: Collection[int] = ()) -> list[int]:
         """Return what is alive while each node runs, those that run again included.
 
-        ``again``: places of nodes of forwards that their backward does not find kept.
+        ``again``: places of nodes of forwards that their backward does not find kept; ``moved``: of
+        those that it reads from the host. They are back just before they are read, and gone when
+        the forward has read them.
         """
         fresh: list[int] = []
         last: list[int] = []  # by entry, the one that reads it last
@@ -56,11 +58,11 @@ class Liveness:
             copied = border >= 0 and self._border_ahead[i] == border and i in copies
             return copies[i] if copied else entries[i]
 
-        def run(i: int, border: int) -> int:
+        def run(i: int, border: int, *, comes_back: bool = False) -> int:
             at = len(fresh)
             fresh.append(self._bytes[i])
             last.append(at)
-            for source in self._reads[i]:
+            for source in () if comes_back else self._reads[i]:
                 last[held(source, border)] = at
             owner = self._owner[i]
             return at if owner == i else held(owner, border)
@@ -68,15 +70,20 @@ class Liveness:
         for i in range(len(self._reads)):
             border = self._border_behind[i]
             if border >= 0:
-                for source in self._missing(i, border, again, copies):
-                    copies[source] = run(source, border)
+                for source in self._missing(i, border, again, moved, copies):
+                    copies[source] = run(source, border, comes_back=source in moved)
             entries[i] = run(i, border)
         return live_bytes(fresh, last)
 
     def _missing(
-        self, i: int, border: int, again: Collection[int], copies: Collection[int]
+        self,
+        i: int,
+        border: int,
+        again: Collection[int],
+        moved: Collection[int],
+        copies: Collection[int],
     ) -> Iterator[int]:
-        """What has to run again before node ``i`` does, inputs first."""
+        """What has to run again or come back before node ``i`` runs, inputs first."""
         pending = [(source, False) for source in reversed(self._reads[i])]
         seen: set[int] = set()
         while pending:
@@ -84,11 +91,12 @@ class Liveness:
             if has_inputs:
                 yield source
             elif (
-                source in again
+                (source in again or source in moved)
                 and source not in copies
                 and source not in seen
                 and self._border_ahead[source] == border
             ):
                 seen.add(source)
                 pending.append((source, True))
-                pending += [(each, False) for each in reversed(self._reads[source])]
+                if source in again:
+                    pending += [(each, False) for each in reversed(self._reads[source])]

@@ -5,6 +5,9 @@ gathered again. The search looks for the price whose choice is the largest one t
 single values that still fit, the latest of the forward first: they live shortest. A few choices,
 for collectives that are hidden or not, are scheduled as the graph will be, and the fastest wins.
 
+Where values may be moved to the host's memory, those that are kept longest are, the earliest of the
+forward, as far as a share of the step's compute hides the copies.
+
 A minimum cut knows how much is kept, and not when. Without a limit it would keep the first layer's
 input and compute all others from it, each of which would live through the backward. So values that
 alone connect what is before them with what is behind them are kept, or every second of them.
@@ -21,6 +24,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.cost import CostModel
+from inductor_passes.cost.model import host_bytes_per_us
 from inductor_passes.graph.aliasing import alias_source, is_view
 from inductor_passes.graph.collectives import group_name, is_launch, is_wait, launches, tensor_bytes
 from inductor_passes.graph.edit import CAST, PLACING
@@ -37,11 +41,34 @@ from inductor_passes.torch_compat.nodes import is_random
 
 COMPUTE = "compute"
 PRICES = 10  # that are tried to find one, each time in the middle of what is left
-# Choices that are scheduled: the share of the limit that they take, where the rest is left for what
-# the scheduler gathers ahead of time; and the weight of a collective beside 1 for compute, because
-# it may be hidden in part.
-WAYS = ((1.0, 1.0), (0.9, 1.0), (0.75, 0.3), (0.75, 1.0), (0.6, 1.0))
 STRIDES = (1, 2)  # of values that are kept between what runs again
+SKIPPED = 6  # values that are passed over because they do not fit, where later ones may
+SMALLEST_MOVED = 2**20  # bytes: a smaller copy takes its start and little else
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """How a choice is looked for.
+
+    ``share``: of the limit that it takes; the rest is left for what the scheduler gathers ahead of
+    time. ``link``: what a collective that runs again weighs beside 1 for compute, because it may be
+    hidden in part. ``host``: share of the time of compute for copies to the host and back.
+    """
+
+    share: float = 1.0
+    link: float = 1.0
+    stride: int = 1
+    host: float = 0.0
+
+
+ON_DEVICE = (
+    SearchSettings(),
+    SearchSettings(0.9),
+    SearchSettings(0.75, 0.3),
+    SearchSettings(0.75),
+    SearchSettings(0.6),
+)
+OVER_HOST = (SearchSettings(host=0.5), SearchSettings(0.9, host=0.9))
 # Of what lives between two places: what is twice as much is inside of a layer.
 RISE = 2.0
 
@@ -87,6 +114,13 @@ def crossing_of(
             for node in nodes
         ),
     )
+
+
+def _may_move(crossing: Crossing, i: int) -> bool:
+    node, size = crossing.nodes[i], crossing.values[i].bytes
+    is_fresh = alias_source(node) is None and node.target is not operator.getitem
+    returned = any(user.op == "output" for user in node.users)
+    return size is not None and size >= SMALLEST_MOVED and is_fresh and not returned
 
 
 def _derived(launch: fx.Node) -> list[fx.Node]:
@@ -206,11 +240,14 @@ def _valleys(live: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What each border keeps, the peak (bytes) in the program's order, the price (us a byte)."""
+    """What each border keeps, on the device or the host, the peak (bytes) in the program's order,
+    the price (us a byte).
+    """
 
     cuts: tuple[MinimumCut, ...]
     peak_bytes: int
     byte_us: float
+    moved: tuple[tuple[int, int], ...] = ()  # border and place of what is kept on the host
 
     @property
     def kept_bytes(self) -> int:
@@ -231,8 +268,12 @@ class RetentionSearch:
         cost: CostModel,
         limit_bytes: int,
         gathered_again: Collection[int] | None = None,
+        *,
+        may_move: bool = False,
     ) -> None:
         self.limit_bytes = limit_bytes
+        self.host_bytes_per_us = host_bytes_per_us(cost) if may_move else 0.0
+        self.compute_us = sum(cost.compute_us(node) for node in graph.nodes)
         # A backward reads what is kept, where it may have what runs again in a kernel of its own.
         self.read_us = 1 / cost.copy_bytes_per_us
         self.borders = [border for border in borders(graph) if border.is_crossed]
@@ -243,51 +284,69 @@ class RetentionSearch:
 
         self.crossings = [crossing_of(each, cost, is_again) for each in self.borders]
         self.liveness = Liveness(graph, self.borders)
+        self.movable = [
+            (number, i)
+            for number, crossing in enumerate(self.crossings)
+            for i in range(len(crossing.nodes) if self.host_bytes_per_us else 0)
+            if _may_move(crossing, i)
+        ]
         self.junctions = [junctions(each) for each in self.crossings]
         self.channels = sorted(
             {name for each in self.crossings for value in each.values for name in value.us or ()}
         )
 
-    def choices(self) -> Iterator[Retention]:
-        """Yield choices to schedule: the largest that fits of each weight and stride."""
-        everything = self._choice(1, self._weights(1.0), 0.0)
-        if everything.peak_bytes <= self.limit_bytes:
-            yield everything
-            if everything.peak_bytes <= WAYS[-1][0] * self.limit_bytes:
-                return
+    def choices(self) -> Iterator[tuple[SearchSettings, Retention]]:
+        """Yield choices to schedule: the largest that fits of each setting."""
         for stride in STRIDES:
-            for share, link in WAYS:
-                limit = int(share * self.limit_bytes)
-                yield (found := self._largest(stride, self._weights(link), limit))
-            if found.peak_bytes <= limit:
-                return
+            for settings in ON_DEVICE:
+                found = self.choice(replace(settings, stride=stride))
+                yield replace(settings, stride=stride), found
+                if (
+                    found.byte_us == 0.0
+                    and found.peak_bytes <= ON_DEVICE[-1].share * self.limit_bytes
+                ):
+                    return  # everything is kept, and as much is left as any leave
+            if found.peak_bytes <= ON_DEVICE[-1].share * self.limit_bytes:
+                break
+        for settings in OVER_HOST if self.movable else ():
+            yield settings, self.choice(settings)
 
-    def _weights(self, link: float) -> dict[str, float]:
-        return {name: 1.0 if name == COMPUTE else link for name in self.channels}
-
-    def _largest(self, stride: int, weights: Mapping[str, float], limit: int) -> Retention:
-        """Return the largest choice that fits at any price, or the leanest if none fits."""
+    def choice(self, settings: SearchSettings) -> Retention:
+        """Return the largest choice of some settings that fits at any price, or the leanest if none
+        fits.
+        """
+        weights, limit = self._weights(settings.link), int(settings.share * self.limit_bytes)
+        host_bytes = settings.host * self.compute_us * self.host_bytes_per_us / 2  # there and back
+        rich = self._choice(settings.stride, weights, 0.0, host_bytes)
         # At this price a microsecond buys no byte.
         dear = 1.0 + sum(
             sum((value.us or {}).values()) for each in self.crossings for value in each.values
         )
-        lean = self._choice(stride, weights, dear)
+        lean = self._choice(settings.stride, weights, dear, host_bytes)
         if lean.peak_bytes > limit:
             return lean
         low, high = 1e-12, dear
-        rich = self._choice(stride, weights, 0.0)
-        for _ in range(PRICES):
+        for _ in range(PRICES if rich.peak_bytes > limit else 0):
             middle = (low * high) ** 0.5
-            tried = self._choice(stride, weights, middle)
+            tried = self._choice(settings.stride, weights, middle, host_bytes)
             if tried.peak_bytes <= limit:
                 lean, high = tried, middle
             else:
                 rich, low = tried, middle
             if lean.cuts == rich.cuts:
                 break
-        return self._filled(lean, rich, limit)
+        if rich.peak_bytes <= limit:
+            found = rich
+        else:
+            found = self._filled(lean, rich, limit, host_bytes)
+        return self._without_needless_moves(found, limit)
 
-    def _choice(self, stride: int, weights: Mapping[str, float], byte_us: float) -> Retention:
+    def _weights(self, link: float) -> dict[str, float]:
+        return {name: 1.0 if name == COMPUTE else link for name in self.channels}
+
+    def _choice(
+        self, stride: int, weights: Mapping[str, float], byte_us: float, host_bytes: float = 0.0
+    ) -> Retention:
         cuts = []
         for crossing, found in zip(self.crossings, self.junctions, strict=True):
             values = list(crossing.values)
@@ -295,9 +354,31 @@ class RetentionSearch:
                 values[at] = replace(values[at], us=None)
             cut = cheapest(values, weights, byte_us + self.read_us)
             cuts.append(completed(crossing.values, cut.kept))
-        return self.priced(tuple(cuts), byte_us)
+        return self.priced(tuple(cuts), byte_us, self._moved(cuts, host_bytes))
 
-    def _filled(self, lean: Retention, rich: Retention, limit: int) -> Retention:
+    def _moved(self, cuts: Sequence[MinimumCut], host_bytes: float) -> tuple[tuple[int, int], ...]:
+        """Return what of the kept values goes to the host: the earliest, as many as may."""
+        moved = []
+        for number, i in self.movable:
+            size = self.crossings[number].values[i].bytes or 0
+            if i in cuts[number].kept and size <= host_bytes:
+                moved.append((number, i))
+                host_bytes -= size
+        return tuple(moved)
+
+    def _without_needless_moves(self, choice: Retention, limit: int) -> Retention:
+        """Leave the latest values where they are, as far as the choice still fits."""
+        best, low, high = choice, 0, len(choice.moved)
+        while low < high:
+            middle = (low + high) // 2
+            tried = self.priced(choice.cuts, choice.byte_us, choice.moved[:middle])
+            if tried.peak_bytes <= limit:
+                best, high = tried, middle
+            else:
+                low = middle + 1
+        return best
+
+    def _filled(self, lean: Retention, rich: Retention, limit: int, host_bytes: float) -> Retention:
         """Add to a choice what still fits of what another one keeps, the latest values first."""
         more = [
             (number, i)
@@ -305,35 +386,64 @@ class RetentionSearch:
             for i in sorted(most.kept - less.kept, reverse=True)
         ]
 
-        def with_first(count: int) -> Retention:
-            added = set(more[:count])
-            cuts = []
-            for number, cut in enumerate(lean.cuts):
-                kept = {*cut.kept, *(i for border, i in added if border == number)}
-                cuts.append(completed(self.crossings[number].values, kept))
-            return self.priced(tuple(cuts), lean.byte_us)
+        def with_values(added: Sequence[tuple[int, int]]) -> Retention:
+            kept = [set(cut.kept) for cut in lean.cuts]
+            for number, i in added:
+                kept[number].add(i)
+            pairs = zip(self.crossings, kept, strict=True)
+            cuts = tuple(completed(crossing.values, each) for crossing, each in pairs)
+            return self.priced(cuts, lean.byte_us, self._moved(cuts, host_bytes))
 
-        best, low, high = lean, 0, len(more)
-        while low < high:
-            middle = (low + high + 1) // 2
-            tried = with_first(middle)
-            if tried.peak_bytes <= limit:
-                best, low = tried, middle
-            else:
-                high = middle - 1
+        best, added = lean, list[tuple[int, int]]()
+        for _ in range(1 + SKIPPED):
+            low, high = 0, len(more)
+            while low < high:
+                middle = (low + high + 1) // 2
+                tried = with_values([*added, *more[:middle]])
+                if tried.peak_bytes <= limit:
+                    best, low = tried, middle
+                else:
+                    high = middle - 1
+            added += more[:low]
+            more = more[low + 1 :]
         return best
 
-    def priced(self, cuts: tuple[MinimumCut, ...], byte_us: float) -> Retention:
+    def priced(
+        self,
+        cuts: tuple[MinimumCut, ...],
+        byte_us: float,
+        moved: tuple[tuple[int, int], ...] = (),
+    ) -> Retention:
         """Return a choice of what each border keeps, with its peak."""
         again = {
             self.liveness.place[crossing.nodes[i]]
             for crossing, cut in zip(self.crossings, cuts, strict=True)
             for i in cut.again
         }
-        return Retention(cuts, max(self.liveness.bytes_over_time(again)), byte_us)
+        away = {self.liveness.place[self.crossings[number].nodes[i]] for number, i in moved}
+        peak = max(self.liveness.bytes_over_time(again, away))
+        return Retention(cuts, peak, byte_us, moved)
 
-    def least_again_us(self) -> float:
-        """Return the least time of compute that runs again in any choice that fits.
+    def least_us(self, compute_us: float) -> float:
+        """Return the least time of any choice that fits, of a step that computes for so long
+        without what runs again.
+
+        The more is moved to the host, the less runs again, and the longer copies take.
+        """
+        if not self.host_bytes_per_us:
+            return compute_us + self._least_again_us(self.limit_bytes)
+        low, high = 0.0, float(sum(value.bytes or 0 for c in self.crossings for value in c.values))
+        for _ in range(PRICES):
+            middle = (low + high) / 2
+            again_us = self._least_again_us(self.limit_bytes + middle)
+            if compute_us + again_us > 2 * middle / self.host_bytes_per_us:
+                low = middle
+            else:
+                high = middle
+        return compute_us + self._least_again_us(self.limit_bytes + high)
+
+    def _least_again_us(self, limit_bytes: float) -> float:
+        """Return the least time of compute that runs again where so much may be kept.
 
         What is kept at a border is alive there at once, and takes no more than there is. A minimum
         cut at any price of memory, minus what all memory costs, is no more than that least.
@@ -345,7 +455,7 @@ class RetentionSearch:
             price = 2.0**-40
             while price <= 1.0:
                 worth = cheapest(crossing.values, weights, price).worth(weights, price)
-                found.append(worth - price * self.limit_bytes)
+                found.append(worth - price * limit_bytes)
                 price *= 2
             total += max(found)
         return total
@@ -354,6 +464,10 @@ class RetentionSearch:
         """Return the numbers of the launches that run again."""
         _, again = self.marks(choice)
         return sorted(self.number[node] for node in again if node in self.number)
+
+    def moves(self, choice: Retention) -> list[fx.Node]:
+        """Return the nodes that a choice keeps on the host."""
+        return [self.crossings[number].nodes[i] for number, i in choice.moved]
 
     def marks(self, choice: Retention) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return the nodes that a choice keeps, and those that run again."""

@@ -8,7 +8,7 @@ which are marked, and by the least bytes that cross from one to the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
@@ -74,6 +74,21 @@ class Border:
         self.forward = dict.fromkeys(node for node in nodes if phase_of([node]) == phase - 1)
         self.backward = dict.fromkeys(node for node in nodes if phase_of([node]) == phase)
 
+    def in_original(self, graph: fx.Graph, original: Mapping[fx.Node, fx.Node]) -> Border:
+        """The same border of the graph that this one is a copy of; its phases need no marks."""
+        border = Border(graph, self.phase)
+        border.forward = dict.fromkeys(original[node] for node in self.forward)
+        border.backward = dict.fromkeys(original[node] for node in self.backward)
+        return border
+
+    def derived_again(self, values: Iterable[fx.Node]) -> set[fx.Node]:
+        """Return what runs again of what is made of some values."""
+        found, again = set(values), CheckpointPolicy.MUST_RECOMPUTE
+        for node in self.forward:
+            if node.meta.get("recompute") == again and found & set(node.all_input_nodes):
+                found.add(node)
+        return found - set(values)
+
     @property
     def is_crossed(self) -> bool:
         """Return whether the backward reads what the forward has computed."""
@@ -87,12 +102,12 @@ class Border:
         """Copy what is not kept to just before the first node of the backward that reads it."""
         given_up = {node for node in self.forward if node not in kept and may_repeat(node)}
         copies: dict[fx.Node, fx.Node] = {}
-        for node in self.backward:
+        for node in list(self.backward):
             for source in _behind(node.all_input_nodes, given_up, copies):
                 with self.graph.inserting_before(node):
                     copy = self.graph.node_copy(source, lambda each: copies.get(each, each))
-                copy.meta = {**source.meta, "autograd_backward": True}
-                set_phase(copy, self.phase, again=True)
+                copy.meta = dict(source.meta)
+                self.add_to_backward(copy)
                 copies[source] = copy
             for source in node.all_input_nodes:
                 if source in copies:
@@ -101,6 +116,13 @@ class Border:
             if source in copies and not source.users:
                 self.graph.erase_node(source)
         return len(copies)
+
+    def add_to_backward(self, node: fx.Node) -> None:
+        """Mark a node that is put into the backward, to bring there what the forward has made."""
+        # The second key is how AOTAutograd's partition knows it in a graph of one border.
+        node.meta |= {"autograd_backward": True, "partitioner_tag": "must_be_in_backward"}
+        set_phase(node, self.phase, again=True)
+        self.backward[node] = None
 
 
 def kept_by_partition(gm: fx.GraphModule, border: Border) -> frozenset[fx.Node]:

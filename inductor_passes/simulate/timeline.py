@@ -83,8 +83,8 @@ def graph_live_bytes(
 
 
 def value_bytes(node: fx.Node) -> int:
-    """Bytes of the tensors that a call makes; 0 for inputs and constants."""
-    return output_bytes(node) if node.op == "call_function" else 0
+    """Bytes of the tensors that a call makes on the device; 0 for inputs and constants."""
+    return output_bytes(node) if node.op == "call_function" and kind(node) != "offload" else 0
 
 
 COMPUTE_LANE = "compute"

@@ -6,9 +6,11 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.collectives import GroupShape, collective_us
+from inductor_passes.cost.machine import Machine
 from inductor_passes.cost.topology import LinkProtocol, NodeAllReduce
-from inductor_passes.graph.collectives import KINDS
+from inductor_passes.graph.collectives import HOST_KINDS, KINDS
 
+COLLECTIVES = [kind for kind in KINDS if kind not in HOST_KINDS]
 MB = 1_000_000
 ONE_NODE = GroupShape(4, 1)
 FOUR_NODES = GroupShape(16, 4)
@@ -106,14 +108,19 @@ class TestFormulas(TestCase):
     def test_group_of_one_costs_its_start(self):
         self.assertEqual(self.us("all_reduce", GroupShape(1, 1)), 5.0)
 
+    def test_copies_to_the_host_go_at_its_rate(self):
+        machine = Machine(load_topology("h100x8"))
+        us = machine.host_copy_us(2 * MB) - machine.host_copy_us(MB)
+        self.assertAlmostEqual(us, MB / machine.topology.host_gb_per_s / 1e3)
+
     def test_every_kind_has_a_formula(self):
-        for kind in KINDS:
+        for kind in COLLECTIVES:
             self.assertGreater(self.us(kind), 5.0)
         with self.assertRaisesRegex(ValueError, "no cost formula.*'gossip'"):
             self.us("gossip")
 
     @given(
-        kind=st.sampled_from(KINDS),
+        kind=st.sampled_from(COLLECTIVES),
         payload=st.integers(0, 2**34),
         more=st.integers(1, 2**30),
         nodes=st.integers(1, 8),

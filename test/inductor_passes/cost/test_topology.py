@@ -173,7 +173,7 @@ class TestLoad(TestCase):
     def test_unknown_field(self):
         self.assertExpectedInline(
             self.changed(figure(1.0), "links", "gigabytes"),
-            """Topology file 'FILE': field 'links.gigabytes' is an object of 2 fields, but it must not be there; known are intra_node_gb_per_s, inter_node_gb_per_s, protocols, all_reduce_in_node, coalesced_start_share, reduce_scatter_rounds, measured. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE': field 'links.gigabytes' is an object of 2 fields, but it must not be there; known are intra_node_gb_per_s, inter_node_gb_per_s, host_gb_per_s, protocols, all_reduce_in_node, coalesced_start_share, reduce_scatter_rounds, measured. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_negative_rate(self):
