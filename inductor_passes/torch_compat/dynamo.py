@@ -184,11 +184,18 @@ def _called(code: types.CodeType, local: Mapping[str, Any]) -> types.CodeType:
 
 def callers() -> frozenset[str]:
     """``function:line`` of everything on this thread's stack, as the lines that lead to a launch
-    are named.
+    are named; but for what Dynamo runs to compile a function.
     """
+    from torch._dynamo import convert_frame  # loads all of Dynamo
+
     found: set[str] = set()
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
+        if frame.f_code.co_filename == convert_frame.__file__:
+            # All so far is Dynamo's own: one of its methods is named step, as many programs' are.
+            found.clear()
+            frame = frame.f_back
+            continue
         found.add(f"{without_resuming(frame.f_code.co_name)}:{frame.f_lineno}")
         frame = frame.f_back
     return frozenset(found)

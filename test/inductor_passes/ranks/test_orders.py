@@ -270,6 +270,22 @@ def test_what_is_called_from_elsewhere_is_another_call():
     assert whole.may_be_in_place_of("f (one.py:2-6)", set())
 
 
+def test_callers_are_the_programs_and_not_the_compilers():
+    found = []
+
+    def backend(module, _inputs):
+        found.extend(dynamo.callers())
+        return module.forward
+
+    def caller():
+        return torch.compile(torch.sin, backend=backend)(torch.ones(2))
+
+    caller()
+    names = {each.rpartition(":")[0] for each in found}
+    assert f"caller:{caller.__code__.co_firstlineno + 1}" in found
+    assert not names & {"backend", "step", "transform_code_object"}
+
+
 def test_a_module_of_torch_is_known_by_its_own_function():
     roots = []
 
