@@ -230,30 +230,35 @@ def unpacked(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def shares_launch(one: CollectiveTrace, other: CollectiveTrace) -> bool:
+def shares_launch(
+    one: CollectiveTrace, other: CollectiveTrace, *, whoever_calls: bool = False
+) -> bool:
     """Return whether both hold the same launch of the program, be it seen from further outside
     or inside.
+
+    ``whoever_calls``: also if all calls of ``other`` so far came from elsewhere.
     """
-    return any(True for _ in _shared(one, other))
+    return any(True for _ in _shared(one, other, whoever_calls))
 
 
-def may_meet(one: CollectiveTrace, other: CollectiveTrace) -> bool:
+def may_meet(one: CollectiveTrace, other: CollectiveTrace, *, whoever_calls: bool = False) -> bool:
     """Return whether ranks may run the one while others run the other, for the same launches of the
     program.
 
     So it is if they share a launch and one of them is part of what Python runs in between (a graph
     break), or one was compiled from further inside. Two whole frames of one function, as of
-    training and evaluation, are two different calls.
+    training and evaluation, are two different calls. ``whoever_calls``: as ``shares_launch`` has
+    it.
     """
     broken = one.partial or other.partial
     return any(
         broken or (mine != theirs and () not in (mine, theirs))
-        for mine, theirs in _shared(one, other)
+        for mine, theirs in _shared(one, other, whoever_calls)
     )
 
 
 def _shared(
-    one: CollectiveTrace, other: CollectiveTrace
+    one: CollectiveTrace, other: CollectiveTrace, whoever_calls: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Paths of launches that both hold, in the one and in the other."""
     # The halves of a joint graph stand for it. It stands for none, but another may be run in its
@@ -265,7 +270,11 @@ def _shared(
         mine.setdefault(launch.what, set()).add(launch.path)
     for what, path in {(launch.what, launch.path): None for launch in other.launches}:
         for own in mine.get(what, ()):
-            if _is_end(own, path) and not _is_called_elsewhere(one, own, path):
+            if not _is_end(own, path) or _is_called_elsewhere(one, own, path):
+                continue
+            # ``one`` is compiled for the call that is made now. ``other`` is older, and its code
+            # runs for any later call that its guards accept.
+            if whoever_calls or not _is_called_elsewhere(other, path, own):
                 yield own, path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
@@ -22,12 +22,15 @@ class DecidedTrace:
     ``plan``: a plan's text. ``ours``: whether a graph of this process has the trace. ``ended``:
     whether ranks could not agree: each launches it in the program's order, in graphs of its own.
     ``agreed_as``: the key by which all ranks know the plan. It differs from the trace's own key
-    where this graph was compiled from further outside or inside.
+    where this graph was compiled from further outside or inside. ``trace`` is of the last compile,
+    with the callers of all. ``first`` is of the first one, which all ranks of a program make at the
+    same place; they compile again at lengths of their own.
     """
 
     trace: CollectiveTrace
     plan: str
     agreed_as: str
+    first: CollectiveTrace
     ours: bool = True
     ended: bool = False
 
@@ -54,7 +57,7 @@ class DecidedTraces:
         if key != trace.key:
             return None
         same = (self._known[k] for k in self._by_content.get(trace.content, ()))
-        return next((known for known in same if is_same(known.trace, trace)), None)
+        return next((known for known in same if is_same(known.first, trace)), None)
 
     def has(self, key: str) -> bool:
         """Return whether this exact trace was decided, by this rank or by others."""
@@ -71,17 +74,31 @@ class DecidedTraces:
         agreed_as: str = "",
     ) -> None:
         """Record a decision. A trace of another rank does not replace a known one."""
+        before = self._known.get(key)
         # A graph of this process may already run by the known plan.
-        if key in self._known and not ours:
+        if before is not None and not ours:
             return
-        if key not in self._known:
+        if before is None:
             self._by_content.setdefault(trace.content, []).append(key)
-        self._known[key] = DecidedTrace(trace, plan, agreed_as or key, ours, ended)
+        first = trace
+        if before is not None and before.ours:
+            # Code that was compiled for earlier callers still runs for them.
+            callers = _all_callers(before.trace.callers, trace.callers)
+            first, trace = before.first, replace(trace, callers=callers)
+        self._known[key] = DecidedTrace(trace, plan, agreed_as or key, first, ours, ended)
 
-    def meeting(self, trace: CollectiveTrace, but: str = "") -> list[DecidedTrace]:
-        """List decided traces that other ranks may run while this rank runs ``trace``."""
+    def meeting(
+        self, trace: CollectiveTrace, but: str = "", *, whoever_calls: bool = False
+    ) -> list[DecidedTrace]:
+        """List decided traces that other ranks may run while this rank runs ``trace``.
+
+        ``whoever_calls``: also those that were compiled for other calls. Without it, all ranks
+        must run ``trace`` as one graph: who runs its function in Python may call them there.
+        """
         return [
-            known for key, known in self._known.items() if key != but and _may_meet(trace, known)
+            known
+            for key, known in self._known.items()
+            if key != but and _may_meet(trace, known, whoever_calls)
         ]
 
     def keeps_order(self, trace: CollectiveTrace, key: str) -> bool:
@@ -95,23 +112,60 @@ class DecidedTraces:
         cut = any(trace.is_of(root) for root in self._cut)
         return cut or bool(self.meeting(trace, key))
 
-    def reordered(self, trace: CollectiveTrace, same: DecidedTrace | None) -> list[DecidedTrace]:
-        """List traces with a plan that ranks may run instead of ``trace``.
+    def has_agreed_part(self, trace: CollectiveTrace) -> bool:
+        """Return whether ranks agreed on a part of ``trace``, as a graph for other calls."""
+        return any(
+            known.ours and not known.ended and not may_meet(trace, known.first)
+            for known in self.meeting(trace, whoever_calls=True)
+        )
 
-        ``same``: the known entry of this trace, if this rank's graph cannot follow its plan.
+    def reordered(self, trace: CollectiveTrace, same: DecidedTrace | None) -> list[DecidedTrace]:
+        """List traces with a plan that ranks may run instead of ``trace``, where not all run that.
+
+        ``same``: the known entry of this trace, if it has to lose its plan.
         """
-        meeting = [*self.meeting(trace), *([] if same is None else [same])]
+        meeting = self.meeting(trace, whoever_calls=True) + ([] if same is None else [same])
         found = {known.agreed_as: known for known in meeting if known.is_reordered}
         return list(found.values())
 
+    def conflicts_with_callers(self, trace: CollectiveTrace, known: DecidedTrace) -> bool:
+        """Return whether a graph that is compiled again is now called from a function that other
+        ranks may run as one graph, where either has a plan of its own.
+
+        ``known``: its entry.
+        """
+        # By lines and not by names alone: ranks compile again at lengths of their own, and must not
+        # leave a plan alone because of another function of that name.
+        before, anywhere = replace(trace, callers=known.trace.callers), replace(trace, callers=None)
+        outer = [
+            other
+            for other in self._known.values()
+            if trace.is_called_from(other.trace.root)
+            and not before.is_called_from(other.trace.root)
+            and shares_launch(anywhere, other.trace, whoever_calls=True)
+        ]
+        return bool(outer) and any(each.is_reordered for each in (known, *outer))
+
     def reordered_in(self, root: str, callers: Collection[str]) -> list[DecidedTrace]:
-        """List traces with a plan that ranks may run instead of a function this rank calls now."""
+        """List traces with a plan that must not run in Python's call of a function, made now.
+
+        Other ranks may run them instead of the function. Or this rank may call them from it, where
+        others run a graph of it.
+        """
+        graphs = [
+            known.trace
+            for known in self._known.values()
+            if known.ours and known.trace.may_be_in_place_of(root, callers)
+        ]
         found = {
             known.agreed_as: known
             for known in self._known.values()
             if known.is_reordered
             and not known.trace.is_joint  # its halves are there
-            and known.trace.may_be_in_place_of(root, callers)
+            and (
+                known.trace.may_be_in_place_of(root, callers)
+                or any(shares_launch(each, known.trace, whoever_calls=True) for each in graphs)
+            )
         }
         return list(found.values())
 
@@ -194,6 +248,13 @@ class DecidedTraces:
         return len(self._known)
 
 
-def _may_meet(trace: CollectiveTrace, known: DecidedTrace) -> bool:
+def _may_meet(trace: CollectiveTrace, known: DecidedTrace, whoever_calls: bool) -> bool:
     # Who is not in all groups of a launch that others make has a shorter trace of the same frame.
-    return (shares_launch if known.ended else may_meet)(trace, known.trace)
+    meets = shares_launch if known.ended else may_meet
+    return meets(trace, known.trace, whoever_calls=whoever_calls)
+
+
+def _all_callers(
+    one: Collection[str] | None, other: Collection[str] | None
+) -> Collection[str] | None:
+    return None if one is None or other is None else frozenset(one) | frozenset(other)

@@ -74,20 +74,19 @@ def decide(
     key = trace.key
     known = decided.get(trace, key)
     follows = known is not None and (known.plan == PROGRAM or offer.can_follow(known.plan))
-    if known is not None and known.ours and follows:
+    # Without this check, a step that this rank alone runs in pieces would call the graph of an
+    # evaluation, by its plan, beside the whole step of its peers.
+    conflicts = known is not None and decided.conflicts_with_callers(trace, known)
+    if known is not None and known.ours and follows and not conflicts:
         decided.add(key, trace, known.plan, ended=known.ended, agreed_as=known.agreed_as)
         return Decision(known.plan, "as agreed before")
-    given_up = False
-    for other in decided.reordered(trace, None if follows else known):
-        missing = yield from leave(me, other)
-        if missing:
-            raise _cannot_follow(trace, other, missing)
-        decided.give_up(other)
-        given_up = True
     agreement = OrderAgreement(me, trace, key, decided, around)
     if known is not None or trace.is_one_sided or decided.keeps_order(trace, key):
-        # Who keeps the program's order matches all who do, however their graphs are cut.
+        # Who keeps the program's order matches all who do, however their graphs are cut. Ranks that
+        # wait for this one to agree learn of it first, since they have to leave the plans too.
         yield from agreement.announce()
+        same = None if follows and not conflicts else known
+        given_up = yield from _leave_all(me, trace, decided.reordered(trace, same), decided)
         decided.add(key, trace, PROGRAM, ended=True)
         return Decision(
             PROGRAM, "the program's: the same launches stand in other graphs too", given_up
@@ -115,12 +114,35 @@ def decide(
             "it would hang or mix up data.",
             "Let all ranks compile it, or leave graphs whole with options={'split': 'off'}.",
         )
-    if outcome.why == "too late" and (running := decided.may_be_running(trace)) is not None:
-        raise _cannot_follow(trace, running, outcome.missing)
+    given_up = False
+    if outcome.why in ("traces differ", "too late"):
+        # Some rank does not run this graph. It may run the function in Python, and there call
+        # graphs that were compiled for other calls, by their plans.
+        called = decided.reordered(trace, None)
+        if outcome.why == "too late":
+            running = decided.may_be_running(trace) or next(iter(called), None)
+            if running is not None:
+                raise _cannot_follow(trace, running, outcome.missing)
+        given_up = yield from _leave_all(me, trace, called, decided)
     decided.add(key, trace, outcome.plan, ended=outcome.why in ("traces differ", "too late"))
     if outcome.why == "traces differ":
         decided.record_cut(trace.root)
     return Decision(outcome.plan, _HOW[outcome.why], given_up, outcome.missing)
+
+
+def _leave_all(
+    me: int, trace: CollectiveTrace, plans: Sequence[DecidedTrace], decided: DecidedTraces
+) -> Steps[bool]:
+    """Leave plans that do not match ``trace``. Returns whether there were any.
+
+    Raises CannotFollowError where peers go on launching by one.
+    """
+    for other in plans:
+        missing = yield from leave(me, other)
+        if missing:
+            raise _cannot_follow(trace, other, missing)
+        decided.give_up(other)
+    return bool(plans)
 
 
 def leave_to_python(

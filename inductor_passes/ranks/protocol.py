@@ -378,6 +378,10 @@ class OrderAgreement:
             for trace in (self.trace, other)
         ):
             return ""
+        # A rank may have run a part of one by a graph of another call. It posts nothing for that,
+        # so that its next launches are no sign of another program.
+        if any(map(self.decided.has_agreed_part, (self.trace, other))):
+            return ""
         # One rank may train where another evaluates, and of a piece of the program the backward
         # follows before the rest.
         if self.trace.is_joint or other.is_joint:

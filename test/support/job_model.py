@@ -35,12 +35,26 @@ class Code:
 
     ``launches``: (what, role) in program order. ``needs``: (later, earlier) pairs of launches of
     which the later cannot go first. ``backward``: launches of its backward graph, if it trains.
+    ``inner``: a function that it calls, whose launches are those from ``at`` on.
     """
 
     name: str
     launches: tuple
     needs: tuple = ()
     backward: tuple = ()
+    inner: Code | None = None
+    at: int = 0
+
+    @property
+    def behind(self):
+        """The number of its first launch after the call."""
+        return self.at + (len(self.inner.launches) if self.inner else 0)
+
+    def site(self, launch):
+        """Where the program has a launch: the code, and the number there."""
+        if self.inner and self.at <= launch < self.behind:
+            return self.inner, launch - self.at
+        return self, launch
 
 
 def root_of(code):
@@ -60,7 +74,9 @@ class Call:
     ``launches``: instead of the code's, on a rank whose program does not match; None for one that
     it has not. ``stiff``: its graph can launch in the program's order alone. ``python``: a break in
     a loop leaves it to Python; what of it calls functions that are compiled by themselves then is
-    ``inner``.
+    ``inner``. ``eager``: it is not compiled on this rank at all. ``apart``: a break at the call of
+    its code's ``inner`` runs that by itself. ``within``: how it then calls it. ``callers``: lines
+    that are on the stack; None where nobody looked.
     """
 
     code: Code
@@ -71,6 +87,15 @@ class Call:
     python: bool = False
     inner: tuple = ()
     awaits: bool = True  # Python waits for its launches before the next call
+    eager: bool = False
+    apart: bool = False
+    within: Call | None = None
+    callers: tuple | None = None
+
+    def of_inner(self):
+        """The call of its code's inner function, by itself."""
+        callers = (line_of(self.code, self.code.at), *(self.callers or ()))
+        return dataclasses.replace(self.within or Call(self.code.inner), callers=callers)
 
 
 @dataclass
@@ -216,8 +241,11 @@ class Rank:
             yield from self._pass(call, launches, call.code.backward, index)
 
     def _pass(self, call, launches, backward, index):
-        if call.python:
+        if call.python or call.eager:
             yield from self._in_python(call, launches, backward)
+            return
+        if call.apart:
+            yield from self._around_inner(call, launches)
             return
         ends = [*call.cuts, len(launches)]
         pieces = list(itertools.pairwise([0, *ends]))
@@ -237,11 +265,50 @@ class Rank:
         for owns, plan in reversed(behind):
             yield from self._launch(call, backward, owns, plan)
 
+    def _around_inner(self, call, launches):
+        code = call.code
+        for start, end in ((0, code.at), (code.behind, len(launches))):
+            chosen = range(start, end)
+            frame = (code.name, start, end, call.holds, call.stiff, launches)
+            plan = yield from self._graph(call, frame, launches, chosen, True, False)
+            yield from self._started(self._launch(call, launches, chosen, plan), call.awaits)
+            if start == 0:
+                yield from self._started(self._inner(call), call.awaits)
+        yield from self._awaited(launches)
+
+    def _inner(self, call):
+        within = call.of_inner()
+        yield from self._pass(within, within.code.launches, (), 0)
+
+    @staticmethod
+    def _started(steps, awaits=False):
+        """The steps; what is launched is not waited for, but for ``awaits``."""
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+            if not awaits and isinstance(step, tuple) and step[0] == "launch":
+                step = ("start", *step[1:])
+            answer = yield step
+
+    def _awaited(self, launches):
+        for group in dict.fromkeys((role, self._group(role)) for _, role in launches):
+            if group[1] is not None:
+                yield ("wait", group, None)
+
     def _in_python(self, call, launches, backward):
-        steps = self.model.leave(self.number, root_of(call.code), (), self.decided, self.around)
-        if (yield from steps):
-            self.model.bump(self.number)
+        if not call.eager:
+            root, callers = root_of(call.code), call.callers or ()
+            steps = self.model.leave(self.number, root, callers, self.decided, self.around)
+            if (yield from steps):
+                self.model.bump(self.number)
         for i, (what, role) in enumerate(launches):
+            if call.code.inner and call.code.at <= i < call.code.behind:
+                if i == call.code.at:
+                    yield from self._started(self._inner(call))
+                continue
             # Of whatever function it is called, it has the lines of what is compiled, and no
             # others.
             if i in call.inner and (group := self._group(role)) is not None:
@@ -251,11 +318,9 @@ class Rank:
                 trace = CollectiveTrace((name,), own, root=root, graph=what, callers=callers)
                 yield from self._settled((what, role), trace, Offer(trace, (), 0, False))
             # Python may wait for what it launches much later.
-            for _, *launch in self._launch(call, launches, [i], PROGRAM):
-                yield ("start", *launch)
-        for group in dict.fromkeys((role, self._group(role)) for _, role in launches):
-            if group[1] is not None and call.awaits:
-                yield ("wait", group, None)
+            yield from self._started(self._launch(call, launches, [i], PROGRAM))
+        if call.awaits:
+            yield from self._awaited(launches)
         yield from self._launch(call, backward, range(len(backward)), PROGRAM)
 
     def _group(self, role):
@@ -281,7 +346,10 @@ class Rank:
             if role not in numbers:
                 numbers[role] = len(groups)
                 groups.append(Group(f"role{role}", group))
-            path = (line_of(call.code, i, backward), f"{what}:1")
+            code, number = call.code.site(i)
+            path = (line_of(code, number, backward), f"{what}:1")
+            if code is not call.code:
+                path = (line_of(call.code, call.code.at), *path)
             # Rows of a mesh have batches of their own.
             size = 64 + 1000 * self.job.groups[role].index(group)
             found.append((i, Launch(what, numbers[role], path, size)))
@@ -292,6 +360,7 @@ class Rank:
             partial,
             root_of(call.code),
             call.code.name,
+            callers=None if call.callers is None else frozenset(call.callers),
         )
         return trace, [i for i, _ in found]
 
@@ -330,8 +399,9 @@ class Rank:
         for members in plan:
             what, role = launches[real[members[0]]]
             group = next(g for g in self.job.groups[role] if self.number in g)
-            sites = tuple((call.code.name.rstrip("'"), real[m]) for m in members)
-            yield ("launch", (role, group), (what, sites))
+            sites = (call.code.site(real[m]) for m in members)
+            places = tuple((code.name.rstrip("'"), number) for code, number in sites)
+            yield ("launch", (role, group), (what, places))
 
 
 def shipped(rank, trace, offer):
@@ -492,6 +562,84 @@ def draw(rng, *, lonely=False):
                 calls[r].append(Call(chosen, mine, holds, stiff=stiff, python=left, inner=inner))
     resets = tuple(r for r in everyone if rng.random() < 0.1)
     return Job(ranks, tuple(roles), tuple(tuple(calls[r]) for r in everyone), resets)
+
+
+WAYS = ("cut", "python", "apart", "eager")
+
+
+def draw_inlined(rng, *, parting=None):
+    """A job that calls a function from an evaluation in Python, and has it inlined in a step that
+    is compiled whole, in any order. All ranks run it alike, with a length of their own.
+
+    ``parting``: one rank alone parts from the step, from a call on that is drawn: it meets a break
+    ("cut"), or one at the call of the function ("apart"); it leaves the step to Python ("python"),
+    or has never compiled it ("eager").
+    """
+    ranks = rng.choice((2, 2, 3, 4))
+    everyone = tuple(range(ranks))
+    roles = [(everyone,)]
+    if ranks == 4 and rng.random() < 0.5:
+        roles = [((0, 1), (2, 3)), ((0, 2), (1, 3))]
+
+    def some(*counts):
+        kinds = ("all_gather f32", "all_reduce sum f32")
+        count = rng.choice(counts)
+        return tuple((rng.choice(kinds), rng.randrange(len(roles))) for _ in range(count))
+
+    inner = Code("m", some(2, 2, 3), ((1, 0),) if rng.random() < 0.2 else ())
+    before, after = some(0, 0, 1, 2), some(0, 1, 2)
+    at, launches = len(before), (*before, *inner.launches, *after)
+    needs = tuple((a + at, b + at) for a, b in inner.needs)
+    # A step that nobody can reorder keeps the program's order, which ranks have agreed on.
+    count = len(launches)
+    fixed = tuple((i + 1, i) for i in range(count - 1)) if rng.random() < 0.4 else ()
+    outer = Code("s", launches, (*needs, *fixed), inner=inner, at=at)
+
+    def holds():
+        return rng.choice((0, 0, 0, 1, 2))
+
+    def step(way):
+        cuts = (rng.randrange(count + 1),) if way == "cut" else ()
+        within = Call(inner, holds=holds())
+        if way == "apart":
+            # What Dynamo does not inline there is not what it has compiled for an evaluation.
+            ends = ((), (), (len(inner.launches),))
+            within = Call(inner, rng.choice(ends), within.holds + 10)
+        return Call(
+            outer,
+            cuts,
+            holds(),
+            python=way == "python",
+            awaits=way != "apart" or rng.random() < 0.5,
+            eager=way == "eager",
+            apart=way == "apart",
+            within=within,
+            callers=("main:1",),
+        )
+
+    calls = {r: [] for r in everyone}
+    alone, left = rng.choice(everyone), False
+    number = rng.choice((2, 3, 4, 5))
+    first = 0 if parting == "eager" else rng.randrange(number)
+    for index in range(number):
+        evaluates = rng.random() < 0.45
+        together = rng.choice(("whole", "whole", "whole", "cut", "python", "apart"))
+        if parting is not None:
+            together = "whole" if index >= first or rng.random() < 0.7 else together
+        if left or (together == "python" and not evaluates):
+            together, left = "python", True  # for as long as the job lasts
+        state = rng.getstate()
+        # Another function of the step's name may evaluate.
+        lines = ("evaluate:1", *rng.choice(((), (), ("s:500",))), "main:2")
+        for r in everyone:
+            own = r == alone and parting is not None and index >= first
+            if together != "whole":
+                rng.setstate(state)
+            if evaluates:
+                calls[r].append(Call(inner, holds=holds(), callers=lines))
+            else:
+                calls[r].append(step(parting if own else together))
+    return Job(ranks, tuple(roles), tuple(tuple(calls[r]) for r in everyone))
 
 
 def explore(job, seed, decide=shipped):

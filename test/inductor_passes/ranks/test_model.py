@@ -11,7 +11,7 @@ import job_model as model
 import pytest
 
 from inductor_passes.errors import CannotFollowError, RanksDifferError
-from inductor_passes.ranks import protocol
+from inductor_passes.ranks import decided_traces, protocol
 from inductor_passes.ranks.coordination import Await, ReadAll, Swap, Write, gather
 from inductor_passes.ranks.decided_traces import DecidedTraces
 from inductor_passes.ranks.protocol import OrderAgreement
@@ -56,6 +56,65 @@ def test_who_parts_alone_later_raises_and_nobody_gets_other_bits():
     assert not found, found[0]
     raised = [bool(model.explore(drawn(s, lonely=True), s).errors) for s in range(100)]
     assert 3 < sum(raised) < 50
+
+
+def inlined(seed, parting=None):
+    return model.draw_inlined(random.Random(seed), parting=parting)
+
+
+def inlined_faults(seed, parting=None):
+    """As ``faults``, of a function that is evaluated by itself and inlined in a step."""
+    try:
+        result = model.explore(inlined(seed, parting), f"order {seed}")
+    except model.Wrong as wrong:
+        return f"{seed}: {wrong}"
+    # What runs before a graph on a rank that has not compiled the step looks like other launches.
+    told = RanksDifferError if parting == "eager" else CannotFollowError
+    if parting and all(isinstance(error, told) for error in result.errors.values()):
+        return ""
+    if result.errors or result.timeouts:
+        return f"{seed}: {result.timeouts} waited to the deadline, {result.errors}"
+    return ""
+
+
+@pytest.mark.parametrize("parting", [None, *model.WAYS])
+def test_function_evaluated_alone_and_inlined_in_a_step(parting):
+    found = [fault for seed in range(250) if (fault := inlined_faults(seed, parting))]
+    assert not found, found[0]
+
+
+MODEL = Code("m", ((GATHER, 0), ("all_gather f64", 0), (SUM, 0)))
+STEP = Code("s", (*MODEL.launches, (SUM, 0)), inner=MODEL)
+EVALUATION = Call(MODEL, callers=("evaluate:1", "main:1"))
+WHOLE_STEP = Call(STEP, callers=("main:2",))
+
+
+@pytest.mark.parametrize("first", [EVALUATION, WHOLE_STEP], ids=["evaluation", "step"])
+def test_evaluation_and_step_keep_their_plans_in_any_order(first):
+    then = WHOLE_STEP if first is EVALUATION else EVALUATION
+    calls = (first, then, model.dataclasses.replace(first, holds=1))
+    for seed in range(20):
+        result = model.explore(Job(2, (((0, 1),),), (calls, calls)), seed)
+        assert not result.errors and not result.timeouts
+        assert len(result.decisions) == 6
+        for _, _, decided in result.decisions:
+            assert decided.how in ("agreed by all ranks", "as agreed before")
+            assert decided.plan != model.PROGRAM and not decided.given_up
+
+
+def test_no_plan_is_lost_where_all_ranks_run_whole_steps():
+    kept = 0
+    for seed in range(700):
+        job = inlined(seed)
+        calls = [call for step in job.steps for call in step]
+        if any(call.python or call.apart or call.cuts for call in calls):
+            continue
+        if any("s:500" in call.callers for call in calls):
+            continue  # by its name, the function could be the step
+        hows = {decided.how for _, _, decided in model.explore(job, seed).decisions}
+        assert hows <= {"agreed by all ranks", "as agreed before"}, (seed, hows)
+        kept += len({call.code for call in calls}) == 2
+    assert kept > 50
 
 
 def part(job, rng):
@@ -272,6 +331,66 @@ RULES = {
     ),
     "a plan is followed or refused": (model.Offer, "can_follow", lambda self, plan: True),
 }
+
+
+def of_these_callers(self, trace, same):
+    found = [*self.meeting(trace), *([] if same is None else [same])]
+    return [known for known in found if known.is_reordered]
+
+
+def in_place_alone(self, root, callers):
+    return [
+        known
+        for known in self._known.values()
+        if known.is_reordered and known.trace.may_be_in_place_of(root, callers)
+    ]
+
+
+def forgets_first(self, key, *of, add=DecidedTraces.add, **how):
+    add(self, key, *of, **how)
+    self._known[key].first = self._known[key].trace
+
+
+# Each with the way in which a rank parts from a step, where the rule is needed.
+RULES_OF_CALLS = {
+    "plans of other calls are left where graphs differ": (
+        "python",
+        (DecidedTraces, "reordered", of_these_callers),
+    ),
+    "nobody comes too late beside a plan of another call": (
+        "eager",
+        (DecidedTraces, "reordered", of_these_callers),
+    ),
+    "a graph that is called from a step anew leaves plans": (
+        "apart",
+        (DecidedTraces, "conflicts_with_callers", lambda *_: False),
+    ),
+    "what Python calls in a step leaves its plans": (
+        "python",
+        (DecidedTraces, "reordered_in", in_place_alone),
+    ),
+    "callers of all compiles count": (
+        "apart",
+        (decided_traces, "_all_callers", lambda _, last: last),
+    ),
+    "one trace seen from two places is so by its first compile": (
+        None,
+        (DecidedTraces, "add", forgets_first),
+    ),
+    "what runs by a graph of another call is not compared": (
+        "apart",
+        (DecidedTraces, "has_agreed_part", lambda self, trace: False),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES_OF_CALLS)
+def test_no_rule_of_calls_can_be_left_out(rule, monkeypatch):
+    parting, without = RULES_OF_CALLS[rule]
+    monkeypatch.setattr(*without)
+    if any(inlined_faults(seed, parting) for seed in range(2500)):
+        return
+    pytest.fail(f"nothing is lost without the rule that {rule}")
 
 
 #: Jobs before which there is none that needs the rule.
