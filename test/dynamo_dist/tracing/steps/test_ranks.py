@@ -25,6 +25,12 @@ def test_ranks_with_unlike_memory_budgets_keep_the_same(on_ranks):
     on_ranks(WORKER.with_name("budget_worker.py"), 2)
 
 
+# Each is a compile for its own call: neither loses its plan to the other.
+@pytest.mark.parametrize("first", ["evaluation", pytest.param("step", marks=pytest.mark.sweep)])
+def test_evaluation_and_step_both_run_in_the_agreed_order(on_ranks, first):
+    on_ranks(WORKER.with_name("evaluation_worker.py"), 2, first)
+
+
 @pytest.mark.parametrize("wrapper", [pytest.param("hsdp", marks=pytest.mark.sweep), "fsdp2 x tp"])
 def test_step_on_a_mesh_of_two_by_two(on_ranks, wrapper):
     on_ranks(WORKER, 4, wrapper)
