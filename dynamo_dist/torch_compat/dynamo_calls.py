@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -344,6 +345,27 @@ def trace_state(
 def current_tracer(tx: InstructionTranslatorBase) -> Any:
     """The graph that is traced right now: the function's, or one inside of it."""
     return tx.output.current_tracer
+
+
+def open_tracers(tx: InstructionTranslatorBase) -> Sequence[Any]:
+    """The graphs that are traced right now, each inside of the one before. ``tracers`` was seen in
+    2.13 to 2.15.
+    """
+    return tx.output.tracers
+
+
+@contextlib.contextmanager
+def traced_into(tx: InstructionTranslatorBase, tracer: Any) -> Iterator[None]:
+    """Put what is traced now into a graph that holds the current one. ``tracers`` was seen in 2.13
+    to 2.15.
+    """
+    tracers = tx.output.tracers
+    inner = tracers[tracers.index(tracer) + 1 :]
+    del tracers[len(tracers) - len(inner) :]
+    try:
+        yield
+    finally:
+        tracers.extend(inner)
 
 
 def is_subclass_instance(tracker: Any) -> bool:

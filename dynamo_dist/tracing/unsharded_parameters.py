@@ -53,7 +53,8 @@ class Reads:
         graph.
     ``read``: keys of those that were read. ``inside``: wrappers whose forward is being traced,
         outermost first; ``entered``: all that were, ``outermost``: those of them that no other
-        wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for
+        wrapper holds, and ``quiet``: ids of those that launch nothing. ``entered_in``: by id of a
+        wrapper, the graph in which its forward began last. ``run``: of a wrapper for
         several modules, by id, those that have run since. ``resharded``: what was gathered before a
         backward in the graph. ``keeping``: by key, the leaf that takes a gradient that is not
         reduced.
@@ -65,6 +66,7 @@ class Reads:
     read: set[object] = field(default_factory=set)
     inside: list[object] = field(default_factory=list)
     entered: list[object] = field(default_factory=list)
+    entered_in: dict[int, Any] = field(default_factory=dict)
     outermost: list[object] = field(default_factory=list)
     quiet: set[int] = field(default_factory=set)
     run: dict[int, set[int]] = field(default_factory=dict)
@@ -104,6 +106,7 @@ def enter(
         state.quiet.add(id(wrapper))
     state.inside.append(wrapper)
     state.entered.append(wrapper)
+    state.entered_in[id(wrapper)] = dynamo_calls.current_tracer(tx)
     state.whole.update(new)
 
 
@@ -212,20 +215,28 @@ def _table(tx: Any, known: Reads, tracker: Any) -> object:
 
 
 def _gathered(tx: Any, read: Read) -> object:
-    """One gather, and so one reduction, a parameter and graph: of tied weights too."""
+    """One gather, and so one reduction, a parameter and graph: of tied weights too.
+
+    It stands where the wrapper's forward began, as eager mode's does, and not in a checkpoint that
+    the forward calls.
+    """
     state = reads(tx)
     state.read.add(read.key)
-    key = read.key, dynamo_calls.current_tracer(tx)
+    tracer = dynamo_calls.current_tracer(tx)
+    if (outer := state.entered_in.get(read.key[0])) in dynamo_calls.open_tracers(tx):
+        tracer = outer
+    key = read.key, tracer
     if read.whole is not None:
         state.gathered[key] = read.whole
     if key not in state.gathered:
         assert read.gather is not None and read.build is not None
-        gather = dynamo_building.build_unchanging(tx, read.gather)
-        args = [read.build(tx)]
-        if read.leaf is not None:
-            state.keeping[read.key] = read.leaf(tx)
-            args.append(state.keeping[read.key])
-        state.gathered[key] = gather.call_function(tx, args, {})
+        with dynamo_calls.traced_into(tx, tracer):
+            gather = dynamo_building.build_unchanging(tx, read.gather)
+            args = [read.build(tx)]
+            if read.leaf is not None:
+                state.keeping[read.key] = read.leaf(tx)
+                args.append(state.keeping[read.key])
+            state.gathered[key] = gather.call_function(tx, args, {})
     return state.gathered[key]
 
 

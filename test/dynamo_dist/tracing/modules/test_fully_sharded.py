@@ -342,8 +342,32 @@ def test_a_root_stays_unsharded_until_backward(mesh, in_checkpoint):
     model = fully_shard(Root(), mesh=mesh["tp"])
     shard = model.head.weight
     out = torch.compile(model, backend="aot_eager", fullgraph=True)(torch.ones(2, 8)).sum()
-    assert isinstance(model.head.weight, DTensor) == in_checkpoint
+    assert not isinstance(model.head.weight, DTensor)
     assert model.state_dict()["head.weight"].shape == model.head.weight.shape == (8, 8)
     out.backward()
     assert model.head.weight is shard
     assert shard.grad is not None
+
+
+class Parts(nn.Module):
+    """The loss of a part of the rows at a time, each in a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        return sum(checkpoint(self.loss, rows, use_reentrant=False) for rows in x.chunk(3))
+
+    def loss(self, rows):
+        return self.head(rows).exp().sum()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_parameter_is_gathered_once_for_all_checkpoints_of_a_forward(mesh, again):
+    model = fully_shard(Parts(), mesh=mesh["tp"], reshard_after_forward=again)
+    function, graphs = compiled(model)
+    function(torch.ones(6, 8)).backward()
+    gathers = {"all_gather_into_tensor": 1}
+    assert graphs.counts[0] == gathers
+    assert graphs.counts[1] == {"reduce_scatter_tensor": 1, **(gathers if again else {})}
