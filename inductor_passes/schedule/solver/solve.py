@@ -18,6 +18,7 @@ from inductor_passes.schedule.solver.lower_bound import lower_bound, own_bound
 from inductor_passes.schedule.solver.problem import Node, Problem, Schedule, Solution, program_order
 from inductor_passes.schedule.solver.repeated_layers import folded
 from inductor_passes.schedule.solver.search import Search, search_folded
+from inductor_passes.schedule.solver.slack import with_slack_used
 from inductor_passes.schedule.solver.tasks import Tasks
 
 
@@ -88,8 +89,9 @@ def solve(
         return max(0, evaluated.peak_bytes - cap), evaluated.makespan_us
 
     best = "program order", program_order(problem), original
-    for name, candidate in _candidates(problem, search):
-        best = min(best, (name, candidate, evaluate(problem, candidate)), key=rank)
+    for name, candidate in [(best[0], best[1]), *_candidates(problem, search)]:
+        found = with_slack_used(problem, candidate, evaluate(problem, candidate), cap)
+        best = min(best, (name, *found), key=rank)
     strategy, schedule, evaluated = best
     return Solution(
         order=schedule.order,
