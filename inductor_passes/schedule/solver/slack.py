@@ -58,23 +58,28 @@ class _Moves:
                 self.waits.setdefault(node.launch, []).append(i)
         # Members of a bucket stand next to each other, and so do their waits.
         self.run: dict[int, int] = {}
+        self.bucket: dict[int, list[int]] = {}
         for number, members in enumerate(schedule.buckets):
+            ordered = sorted(members, key=self.place.__getitem__)
             for member in members:
+                self.bucket[member] = ordered
                 self.run[member] = 2 * number
                 self.run.update(dict.fromkeys(self.waits.get(member, ()), 2 * number + 1))
 
     def up(self, launch: int, us: float) -> None:
-        """Start a launch earlier by the compute time ``us``, or as far as it may."""
-        if launch in self.run:
-            return
-        group, unit = self.nodes[launch].group, [launch]
-        needed = set(self.nodes[launch].deps)
+        """Start a launch, with its bucket, earlier by the compute time ``us``, or as far as it
+        may.
+        """
+        group, members = self.nodes[launch].group, self.bucket.get(launch, [launch])
+        unit = members[::-1]
+        needed = {d for member in members for d in self.nodes[member].deps}
         # A wait reads what its launch reads.
-        inside = {launch, *self.waits.get(launch, ())}
-        highest = 0
-        at = best = self.place[launch]
-        passed = 0.0
-        added = self._bytes(launch)
+        inside = {*members, *(wait for member in members for wait in self.waits.get(member, ()))}
+        at = best = self.place[members[0]]
+        highest, passed = 0, 0.0
+        added = sum(map(self._bytes, members))
+        if len(members) > 1:
+            added += sum(self.nodes[member].payload for member in members)  # packed
         while at > 0 and passed < us:
             i = self.order[at - 1]
             node = self.nodes[i]
@@ -126,7 +131,8 @@ class _Moves:
         moved = unit[:size]
         if best == start + size - 1:
             return
-        between = [i for i in self.order[start : best + 1] if i not in set(moved)]
+        stay = inside - set(moved)
+        between = [i for i in self.order[start : best + 1] if i not in inside or i in stay]
         live = {i: self.live[self.place[i]] for i in (*between, *moved)}
         for p, i in enumerate((*between, *moved), start):
             self.order[p], self.place[i] = i, p
