@@ -51,7 +51,9 @@ class _Moves:
         self.live = [evaluated.live_bytes[i] for i in self.order]
         self.users: list[list[int]] = [[] for _ in self.nodes]
         self.waits: dict[int, list[int]] = {}
+        self.owner: list[int] = []
         for i, node in enumerate(self.nodes):
+            self.owner.append(i if node.alias is None else self.owner[node.alias])
             for d in node.deps:
                 self.users[d].append(i)
             if node.launch is not None:
@@ -110,7 +112,8 @@ class _Moves:
         wait = waits[0]
         unit, inside = [wait], {wait}
         # What the launch reads is alive until the wait.
-        held = sum(self._bytes(d) for d in self.nodes[wait].deps if d != launch)
+        read = {self.owner[d] for d in self.nodes[wait].deps} - {self.owner[launch]}
+        held = sum(map(self._bytes, read))
         start = at = self.place[wait]
         best, size, passed = at, 1, 0.0
         while at + 1 < len(self.order) and passed < us:

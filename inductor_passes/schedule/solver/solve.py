@@ -89,10 +89,10 @@ def solve(
         return max(0, evaluated.peak_bytes - cap), evaluated.makespan_us
 
     best = "program order", program_order(problem), original
-    for name, candidate in [(best[0], best[1]), *_candidates(problem, search)]:
-        found = with_slack_used(problem, candidate, evaluate(problem, candidate), cap)
-        best = min(best, (name, *found), key=rank)
+    for name, candidate in _candidates(problem, search):
+        best = min(best, (name, candidate, evaluate(problem, candidate)), key=rank)
     strategy, schedule, evaluated = best
+    schedule, evaluated = with_slack_used(problem, schedule, evaluated, cap)
     return Solution(
         order=schedule.order,
         buckets=schedule.buckets,
