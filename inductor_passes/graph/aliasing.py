@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import is_wait
+from inductor_passes.graph.collectives import is_wait, is_wait_operator
 
 Fact = TypeVar("Fact")
 
@@ -62,7 +62,7 @@ def op_facts(target: object) -> OpFacts:
     # All results alias an argument and none is written: the schema's definition of a view. In-place
     # operators alias too, with a write.
     view = bool(infos) and all(info is not None and not info.is_write for info in infos)
-    view = view and not target._opname.startswith("wait_tensor")
+    view = view and not is_wait_operator(target)  # it marks a point in time
     mutated = tuple((p, name) for p, name, info in arguments if info and info.is_write)
     # A view shows its first argument, by torch's convention for all view operators.
     if view or target._opname in _UNDECLARED_VIEWS:

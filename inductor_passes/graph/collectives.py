@@ -91,7 +91,12 @@ def _op(node: fx.Node) -> torch._ops.OpOverload | None:
 def is_wait(node: fx.Node) -> bool:
     """Return whether ``node`` is a ``wait_tensor``."""
     op = _op(node)
-    return op is not None and op.namespace in _namespaces and op._opname.startswith("wait_tensor")
+    return op is not None and is_wait_operator(op)
+
+
+def is_wait_operator(op: torch._ops.OpOverload) -> bool:
+    """Return whether an operator is a ``wait_tensor``."""
+    return op.namespace in _namespaces and op._opname.startswith("wait_tensor")
 
 
 def is_launch(node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,6 +103,20 @@ def _carried_out(graph: fx.Graph, search: RetentionSearch, choice: Retention) ->
     return trial.graph
 
 
+def _move(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
+    """Move values to the host, and back for what a backward makes of them again."""
+    joint = is_joint(graph)
+    if joint:
+        mark_joint(graph)
+    for value in moved:
+        value.meta.pop("recompute", None)
+    for border in borders(graph):
+        border.recompute(set(border.forward) - border.derived_again(moved))
+        move_to_host(border, moved)
+    if joint:  # a graph that the partition makes of it has no phases
+        clear_phases(graph)
+
+
 class KeepWithinBudget(GraphPass):
     """Mark what a training step keeps from forward to backward, so that it fits a budget.
 
@@ -181,31 +195,12 @@ class KeepWithinBudget(GraphPass):
         original = {twin: node for node, twin in given.twins().items()}
         decide_kept(graph, [original[n] for n in kept], [original[n] for n in runs_again])
         if moved:
-            self._move(graph, given.graph, original, moved)
+            _move(graph, [original[n] for n in moved])
         gathers = sum(is_launch(node) for node in runs_again)
         computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in runs_again)
         counters = {"kept": len(kept), "computed_again": computed, "gathered_again": gathers}
         counters["moved_to_host"] = len(moved)
         return PassStats(changed=True, counters=counters, notes=tuple(notes))
-
-    def _move(
-        self,
-        graph: fx.Graph,
-        given: fx.Graph,
-        original: Mapping[fx.Node, fx.Node],
-        moved: Collection[fx.Node],
-    ) -> None:
-        """Move values to the host in a graph, of which ``given`` is a copy with phases."""
-        for border in borders(given):
-            values = [original[node] for node in moved if node in border.forward]
-            there = border.in_original(graph, original)
-            # What runs again and reads them does so in the backward, from what comes back.
-            there.recompute(set(there.forward) - there.derived_again(values))
-            for value in values:
-                value.meta.pop("recompute", None)
-            move_to_host(there, values)
-        if is_joint(graph):
-            clear_phases(graph)
 
     def _as_the_program(self, graph: fx.Graph) -> list[int] | None:
         """The gathers that the program has run again, where ranks may hold other graphs or cannot

@@ -8,7 +8,7 @@ which are marked, and by the least bytes that cross from one to the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
@@ -73,13 +73,6 @@ class Border:
         nodes = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
         self.forward = dict.fromkeys(node for node in nodes if phase_of([node]) == phase - 1)
         self.backward = dict.fromkeys(node for node in nodes if phase_of([node]) == phase)
-
-    def in_original(self, graph: fx.Graph, original: Mapping[fx.Node, fx.Node]) -> Border:
-        """The same border of the graph that this one is a copy of; its phases need no marks."""
-        border = Border(graph, self.phase)
-        border.forward = dict.fromkeys(original[node] for node in self.forward)
-        border.backward = dict.fromkeys(original[node] for node in self.backward)
-        return border
 
     def derived_again(self, values: Iterable[fx.Node]) -> set[fx.Node]:
         """Return what runs again of what is made of some values."""

@@ -38,6 +38,7 @@ from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -187,8 +188,8 @@ MODELS: dict[str, Callable[[DeviceMesh, int], Model]] = {
 }
 
 
-def captured(name: str, layers: int, rows: int) -> fx.GraphModule:
-    """The graph of a training step, as it comes to be lowered."""
+def captured(name: str, layers: int, rows: int) -> tuple[fx.GraphModule, int]:
+    """The graph of a training step, as it comes to be lowered; bytes of AdamW's two moments."""
     found: list[fx.GraphModule] = []
 
     class Enough(Exception):
@@ -232,22 +233,18 @@ def captured(name: str, layers: int, rows: int) -> fx.GraphModule:
             torch.distributed.destroy_process_group()
     (gm,) = found
     mark_phases(gm.graph)
-    return gm
+    local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    return gm, 2 * sum(map(tensor_bytes, local))
 
 
 class Ways:
     """The ways of one graph: what each would keep within a budget, and how long the step is."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
-        self.gm, self.graph = gm, gm.graph
+    def __init__(self, gm: fx.GraphModule, states_bytes: int) -> None:
+        self.gm, self.graph, self.states_bytes = gm, gm.graph, states_bytes
         self.cost = TopologyCostModel(load_topology(TOPOLOGY))
         self.search = RetentionSearch(self.graph, self.cost, sys.maxsize, may_move=True)
         self.inputs = input_bytes(self.graph)
-        self.states = sum(
-            tensor_bytes(node.meta["val"])
-            for node in self.graph.find_nodes(op="placeholder")
-            if "exp_avg" in str(node.target)
-        )
         _, self.everything = next(self.search.choices())
         self.kept_by_upstream = {budget: self._min_cut(budget) for budget in BUDGETS}
 
@@ -328,7 +325,7 @@ class Ways:
             allowed = limit
             if way == self.unshard:
                 hidden = int(best.us * self.search.host_bytes_per_us / 2)  # there and back
-                allowed += min(self.states, hidden)
+                allowed += min(self.states_bytes, hidden)
             found = ours.scheduled(self.graph, self.search, way(allowed), allowed, rewrites=True)
             fits = found.peak_bytes <= allowed
             row[way.__name__] = (
@@ -357,7 +354,7 @@ def main() -> None:
     dynamo_dist.enable()
     results: dict[str, Any] = {}
     for name in options.models:
-        ways = Ways(captured(name, options.layers, options.rows))
+        ways = Ways(*captured(name, options.layers, options.rows))
         for share in SHARES:
             row = results[f"{name}, {share}"] = rounded(ways.row(share))
             print(name, share, json.dumps(row), flush=True)

@@ -102,7 +102,11 @@ class _Moves:
             at -= 1
             if not self._is_inside_run(at):
                 best = at
-        self._put(best, [i for i in reversed(unit) if self.place[i] >= best], added)
+        moved = [i for i in reversed(unit) if self.place[i] >= best]
+        stretch = self.order[best : self.place[moved[-1]] + 1]
+        passed_over = [i for i in stretch if i not in moved]
+        if passed_over:
+            self._reorder(best, [*moved, *passed_over], added)
 
     def down(self, launch: int, us: float) -> None:
         """Wait for a launch later by the compute time ``us``, or as far as it may."""
@@ -132,27 +136,15 @@ class _Moves:
             if not self._is_inside_run(at + 1):
                 best, size = at, len(unit)
         moved = unit[:size]
-        if best == start + size - 1:
-            return
-        stay = inside - set(moved)
-        between = [i for i in self.order[start : best + 1] if i not in inside or i in stay]
-        live = {i: self.live[self.place[i]] for i in (*between, *moved)}
-        for p, i in enumerate((*between, *moved), start):
-            self.order[p], self.place[i] = i, p
-            self.live[p] = live[i] + (held if p < start + len(between) else 0)
+        passed_over = [i for i in self.order[start : best + 1] if i not in moved]
+        if passed_over:
+            self._reorder(start, [*passed_over, *moved], held)
 
-    def _put(self, at: int, unit: list[int], added: int) -> None:
-        """Move nodes up to a place, in their order."""
-        end = self.place[unit[-1]]
-        if end - at < len(unit):
-            return
-        moved = set(unit)
-        between = [i for i in self.order[at : end + 1] if i not in moved]
-        live = {i: self.live[self.place[i]] for i in (*unit, *between)}
-        highest = max(live.values())
-        for p, i in enumerate((*unit, *between), at):
-            self.order[p], self.place[i] = i, p
-            self.live[p] = live[i] + added if i not in moved else min(highest, live[i]) + added
+    def _reorder(self, start: int, nodes: list[int], more_bytes: int) -> None:
+        """Put nodes from a place on, in a new order in which more memory is alive."""
+        live = [self.live[self.place[i]] + more_bytes for i in nodes]
+        for p, (i, size) in enumerate(zip(nodes, live, strict=True), start):
+            self.order[p], self.place[i], self.live[p] = i, p, size
 
     def _goes_along(self, i: int, unit: set[int]) -> bool:
         node = self.nodes[i]

@@ -8,7 +8,7 @@ from ranks_worker import local
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from whole_step import Gated
+from whole_step import Gated, plain_step
 
 from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.report import recorder
@@ -41,16 +41,7 @@ def trained(rows, function=None, budget=None):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for each in (*model, model):
         fully_shard(each, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    run = step
+    run = step = plain_step(model, torch.optim.SGD(model.parameters(), 0.1))
     if function is not None:
         options = {"memory": budget}
         compiled = torch.compile(function, backend="dynamo_dist", fullgraph=True, options=options)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from whole_step import Gated, Step
+from whole_step import Gated, Step, plain_step
 
 from inductor_passes.errors import OptionError
 from inductor_passes.inductor.session import graph_passes_only
@@ -20,6 +20,10 @@ from inductor_passes.report import recorder
 pytestmark = pytest.mark.usefixtures("enabled")
 ROWS, WIDTH, LAYERS = 512, 64, 4
 KEEP = "keep_within_budget"
+LOWERINGS = pytest.mark.parametrize(
+    "lowers",
+    [graph_passes_only, pytest.param(contextlib.nullcontext, marks=pytest.mark.slow)],
+)
 
 
 def network(wrap=lambda layer: layer):
@@ -28,16 +32,7 @@ def network(wrap=lambda layer: layer):
 
 
 def whole(model) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
+    return plain_step(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
 def inputs():
@@ -121,10 +116,7 @@ def kinds(record):
 
 
 @pytest.mark.usefixtures("small_moves")
-@pytest.mark.parametrize(
-    "lowers",
-    [graph_passes_only, pytest.param(contextlib.nullcontext, marks=pytest.mark.slow)],
-)
+@LOWERINGS
 def test_values_wait_on_the_host_for_their_backward(lowers):
     want, _ = trained(None)
     _, without = trained("4MiB")
@@ -140,10 +132,7 @@ def test_values_wait_on_the_host_for_their_backward(lowers):
 
 
 @pytest.mark.usefixtures("small_moves")
-@pytest.mark.parametrize(
-    "lowers",
-    [graph_passes_only, pytest.param(contextlib.nullcontext, marks=pytest.mark.slow)],
-)
+@LOWERINGS
 def test_separate_graphs_move_between_them(lowers):
     want, _ = trained_apart(None)
     found, records = trained_apart("4400KB", lowers, offload=True)
