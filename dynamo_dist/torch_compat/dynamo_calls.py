@@ -55,14 +55,22 @@ _GRADIENTS = "_dynamo_dist_gradients"  # of what Dynamo keeps while it starts ov
 
 def computes_gradients(tx: InstructionTranslatorBase) -> bool:
     """Return whether the graph will compute the gradients of what it traces, as far as is known."""
-    return is_asked_for() or bool(getattr(tx.speculation_log, _GRADIENTS, False))
+    return is_asked_for() or _expected(tx)
+
+
+def _expected(tx: InstructionTranslatorBase) -> bool:
+    """Return what a trace before this one has shown; in the first one, whether the compiled
+    function names a backward, so that most steps are traced once.
+    """
+    names_backward = is_our_backend(tx) and "backward" in tx.output.root_tx.f_code.co_names
+    return bool(getattr(tx.speculation_log, _GRADIENTS, names_backward))
 
 
 def expect_gradients(tx: InstructionTranslatorBase) -> None:
-    """Trace anew with the knowledge that the graph computes gradients, unless a trace before this
-    one has shown that it does not.
+    """Trace anew with the knowledge that the graph computes gradients, unless it is expected, or a
+    trace before this one has shown that it does not.
     """
-    if not is_asked_for() and not hasattr(tx.speculation_log, _GRADIENTS):
+    if not computes_gradients(tx) and not hasattr(tx.speculation_log, _GRADIENTS):
         setattr(tx.speculation_log, _GRADIENTS, True)
         raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
 
@@ -74,7 +82,7 @@ def expect_no_gradients(tx: InstructionTranslatorBase) -> None:
 
 def lacks_gradients(tx: InstructionTranslatorBase) -> bool:
     """Return whether the graph ends without the gradients that were expected."""
-    return bool(getattr(tx.speculation_log, _GRADIENTS, False)) and not holds_backward(tx)
+    return _expected(tx) and not holds_backward(tx)
 
 
 def traced_gradients(

@@ -17,6 +17,7 @@ import torch._dynamo.variables.builder as _builder
 from torch import fx
 from torch._dynamo.decorators import mark_static_address
 from torch._dynamo.source import AttrSource, OptimizerSource, is_from_optimizer_source
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
@@ -159,6 +160,9 @@ def _rate_as_tensor(tx: Any, group: Any) -> None:
         return
     number = rate.as_proxy().node
     (given,) = number.args
+    # Else torch traces the step anew, at the end of AOTAutograd's trace, for a number that no
+    # operation of the graph takes.
+    TensorifyState.specialize(str(rate.sym_num.node.expr))
     proxy = fx.Proxy(given, tx.output.root_tracer)
     group.items[key] = _builder.wrap_fx_proxy_cls(
         TensorVariable, tx=tx, proxy=proxy, example_value=given.meta["example_value"]
