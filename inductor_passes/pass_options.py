@@ -14,7 +14,7 @@ from inductor_passes.extension import Option
 from inductor_passes.graph_pass import ScheduleOptions
 from inductor_passes.torch_compat import inductor as config
 
-COMPILES = ("each", "shared")
+COMPILES = ("folder", "each", "shared")
 # What ``disable`` takes beside passes.
 _switches = [order_pinning.NAME]
 
@@ -40,8 +40,9 @@ class PassOptions:
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.
-    compile: ``each`` rank compiles for itself; or ``shared``: one of the ranks with the same graph
-        compiles, and the others load the result from a common cache folder or the job's store.
+    compile: ``folder``: of the ranks that have the same graph and the same cache folder, one
+        compiles, and the others load the result. ``shared``: one of all ranks of the job, also
+        through the job's store. ``each``: every rank for itself.
     exact: only passes that keep every bit.
 
     ``extra``: options of extensions, by name, where they are not their default. Users give them
@@ -53,7 +54,7 @@ class PassOptions:
     topology: str | None = None
     report: str | None = None
     schedule: ScheduleOptions | str = field(default_factory=ScheduleOptions)
-    compile: str = "each"
+    compile: str = "folder"
     exact: bool = False
     # A mapping has no hash; equal options have equal hashes without it.
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -1,6 +1,7 @@
 """Share one rank's compile of a graph: ranks whose graphs have the same key load what it made.
 
-This is ``options={"compile": "shared"}``. Every rank traces its program, so that each has its own
+By default ranks with one cache folder share, those of a host as a rule; with
+``options={"compile": "shared"}`` all ranks of the job. Every rank traces its program, so that each has its own
 guards and its own errors. Its graph holds a number for all that the program read of its rank. Ranks
 share what follows: here, Inductor's lowering of one graph, and its code. Where ranks traced a whole
 program to the same graph, they share all that follows the trace (``shared_trace.py``).
@@ -140,12 +141,20 @@ def share_lowering(
 
 
 def job_to_share(session: CompileSession) -> Coordination | None:
-    """Return the job whose ranks share a compile; None where that is not asked for, or there is no
+    """Return the job whose ranks share a compile; None where that is not wanted, or there is no
     other rank.
     """
-    wanted = session.options.compile == "shared" and not session.cache_salt
+    wanted = session.options.compile != "each" and not session.cache_salt
     store = c10d.job_store() if wanted else None
-    return None if store is None or (c10d.world_size() or 1) < 2 else Coordination(store)
+    if store is None or (c10d.world_size() or 1) < 2:
+        return None
+    if session.options.compile == "shared":
+        return Coordination(store)
+    try:
+        return Coordination(store, f"in {_folder()}/")
+    except OSError as error:
+        _say_once(f"the cache folder cannot be written ({error})")
+        return None
 
 
 def wait_for(job: Coordination, turn: Turn, rank: int, mark: str, offers: Offers) -> Waiting:
@@ -215,6 +224,14 @@ def _marks() -> str:
     return os.path.join(caches.cache_dir(), "inductor_passes", "compiling")
 
 
+def _folder() -> str:
+    """Name the cache folder as all processes do that have it."""
+    os.makedirs(_marks(), exist_ok=True)
+    with open(os.path.join(_marks(), os.pardir, "folder"), "a") as file:
+        found = os.stat(file.fileno())
+    return f"{found.st_ino} {found.st_mtime_ns}"
+
+
 @functools.cache
 def _say_once(why: str) -> None:
-    log.warning("Option compile='shared': %s, so that this rank compiles for itself.", why)
+    log.warning("Ranks share compiles, but %s: this rank compiles for itself.", why)

@@ -1,9 +1,8 @@
 """Share one rank's compile of a whole program among the ranks with equal graphs.
 
-This is ``options={"compile": "shared"}`` for a whole program. Each rank traces with Dynamo, so that
-each has its own guards and errors. Its graph holds a number for all that the program read of its
-rank. Ranks whose graphs then have one digest (``UntracedProgram``) wait for the first of them,
-which traces on with AOTAutograd.
+Each rank traces with Dynamo, so that each has its own guards and errors. Its graph holds a number
+for all that the program read of its rank. Ranks whose graphs then have one digest
+(``UntracedProgram``) wait for the first of them, which traces on with AOTAutograd.
 
 If that rank does not read its rank meanwhile (``rank_reads.py``), the others would trace the same,
 and get what it makes. Otherwise each traces on too. Ranks whose joint graphs have one digest

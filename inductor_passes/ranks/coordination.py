@@ -195,15 +195,19 @@ def _named(ranks: Sequence[int]) -> str:
 
 class Coordination:
     """Carry out operations on a job's store. Every method raises CoordinationError for what the
-    store raises again and again.
+    store raises again and again. ``among``: begins the keys of ranks that coordinate apart from
+    others.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, store: Store, among: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._among, self._clock = store, among, clock
+        self._prefix = PREFIX + among
 
     def connection(self) -> Coordination:
         """Return one with a connection of its own, for another thread, where the store has such."""
-        return Coordination(c10d.own_connection(self._store), self._clock)
+        return Coordination(c10d.own_connection(self._store), self._among, self._clock)
 
     def run(self, steps: Steps[T], deadline_s: float) -> T:
         """Carry out a protocol. All its waits together end ``deadline_s`` after the first began."""
@@ -229,12 +233,12 @@ class Coordination:
 
     def swap(self, key: str, old: str, new: str) -> str:
         """Write ``new`` if the key holds ``old``; return what it holds then."""
-        found: bytes = self._again(lambda: self._store.compare_set(PREFIX + key, old, new))
+        found: bytes = self._again(lambda: self._store.compare_set(self._prefix + key, old, new))
         return found.decode()
 
     def write(self, key: str, value: str | bytes) -> None:
         """Write a key."""
-        self._again(lambda: self._store.set(PREFIX + key, value))
+        self._again(lambda: self._store.set(self._prefix + key, value))
 
     def read(self, key: str) -> bytes | None:
         """Return the value of a key; None if nobody wrote it."""
@@ -243,7 +247,7 @@ class Coordination:
 
     def has(self, key: str) -> bool:
         """Return whether somebody wrote a key."""
-        found: bool = self._again(lambda: self._store.check([PREFIX + key]))
+        found: bool = self._again(lambda: self._store.check([self._prefix + key]))
         return found
 
     def _do(self, operation: Operation, end: float | None) -> Any:
@@ -275,7 +279,7 @@ class Coordination:
             left_s = max(0.001, min(end - now, asked + SAY_S - now))
             try:
                 timeout = datetime.timedelta(seconds=left_s)
-                self._store.wait([PREFIX + operation.key], timeout)
+                self._store.wait([self._prefix + operation.key], timeout)
             except RuntimeError:  # how stores say that time is up, and that they fail
                 now = self._clock()
                 if now >= end:
@@ -305,13 +309,13 @@ class Coordination:
     def _write_all(self, values: Sequence[tuple[str, str]]) -> None:
         if len(values) > 1 and c10d.has_many(self._store):
             store: Any = self._store
-            store.multi_set([PREFIX + key for key, _ in values], [value for _, value in values])
+            store.multi_set([self._prefix + key for key, _ in values], [value for _, value in values])
             return
         for key, value in values:
-            self._store.set(PREFIX + key, value)
+            self._store.set(self._prefix + key, value)
 
     def _read_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        names = [PREFIX + key for key in keys]
+        names = [self._prefix + key for key in keys]
         if not self._store.check(names):
             return None
         if len(names) > 1 and c10d.has_many(self._store):
