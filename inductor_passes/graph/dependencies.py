@@ -25,7 +25,7 @@ from torch import fx
 
 from inductor_passes.graph.aliasing import mutated_inputs
 from inductor_passes.graph.collectives import argument, kind, launch_of, role
-from inductor_passes.torch_compat.nodes import is_random
+from inductor_passes.torch_compat.nodes import is_impure, is_random
 
 BARRIERS = frozenset(("barrier", "monitored_barrier"))
 # One rank's send is another's receive, one rank's input larger than another's.
@@ -47,18 +47,18 @@ def is_barrier(node: fx.Node) -> bool:
         return True
     if role(node) == "launch":
         return kind(node) in BARRIERS
-    if role(node) or node.target is operator.getitem or is_random(node.target):
+    if role(node) or node.target is operator.getitem or is_random(node):
         return False
     # A higher-order operator says nothing about memory in a schema. It stays where it is if torch
     # calls it impure, or if a subgraph of it communicates: passing that would reorder collectives.
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return node.target.name() in _EFFECTFUL or node.is_impure() or _communicates(node)
+        return node.target.name() in _EFFECTFUL or is_impure(node) or _communicates(node)
     if isinstance(node.target, torch._ops.OpOverload):
         if mutated_inputs(node) or node.target._opname.startswith(_CHECKS):
             return False  # what is written is known, and a check may run at any time
         # An operator without results is called for an effect, whatever its schema says.
-        return node.is_impure() or not node.target._schema.returns
-    return node.is_impure()
+        return is_impure(node) or not node.target._schema.returns
+    return is_impure(node)
 
 
 def shows_that_ranks_differ(graph: fx.Graph) -> bool:
@@ -130,7 +130,7 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
                 barrier, open_ends = i, {}
             else:
                 open_ends[i] = None
-        chains = ["random"] if is_random(node.target) else []
+        chains = ["random"] if is_random(node) else []
         if keep_launches and role(node) in ("launch", "blocking"):
             chains.append("launch")
         elif pairs and role(node) == "wait" and "launch" in last:

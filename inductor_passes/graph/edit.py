@@ -16,6 +16,7 @@ from inductor_passes.errors import InvariantError
 from inductor_passes.graph.collectives import JOINT, MEMBERS, argument
 from inductor_passes.graph.printing import CAUSE
 from inductor_passes.torch_compat.aot import with_memory_of, with_memory_of_its_own
+from inductor_passes.torch_compat.nodes import is_impure
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -165,7 +166,7 @@ def again(graph: fx.Graph, chain: Sequence[fx.Node], source: fx.Node) -> fx.Node
 def _is_pure(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and not node.is_impure()
+    return isinstance(node.target, torch._ops.OpOverload) and not is_impure(node)
 
 
 def _described(value: torch.Tensor | None) -> str:

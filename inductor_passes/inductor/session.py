@@ -135,6 +135,7 @@ class CompileSession:
         self.lowering: SharedLowering | None = None  # the graph that is lowered, likewise
         self.made_by = "AOTAutograd's cache"  # or whoever made code that no pass ran for
         self.pending: recorder.Pending | None = None  # records of the graph that is lowered
+        self._has_new = False  # whether any of them was completed
         self.kept: PassRecord | None = None  # of what forward keeps for backward, where a pass said
         self._backward_failed = False
 
@@ -204,7 +205,7 @@ class CompileSession:
             self.shared_trace.traced(gm, self._is_rank_free)
         name_groups_alike(gm)
         self.made_by = "Inductor's cache"
-        before, self.pending = self.pending, {}
+        before, self.pending, self._has_new = self.pending, {}, False
         code: Any = None
         try:
             with (
@@ -221,11 +222,18 @@ class CompileSession:
             )
             raise
         finally:
-            fresh, self.pending = self.pending, before
-            source = dynamo.source_of(code)
-            recorder.complete(fresh, lambda record: order_kept(record.order, source))
-        self.publish(bool(fresh))
+            self._complete_records(code)
+            self.pending = before
+        self.publish(self._has_new)
         return code
+
+    def _complete_records(self, code: Any) -> None:
+        """Publish what was noted of a graph, with what its code says; None for one that failed."""
+        if self.pending:
+            source = dynamo.source_of(code)
+            recorder.complete(self.pending, lambda record: order_kept(record.order, source))
+            self._has_new = True
+            self.pending.clear()
 
     def _lower_or_load(
         self,
@@ -240,6 +248,8 @@ class CompileSession:
             apart = inductor_compat.fusing_within(phase_of)
         with share_lowering(self, inputs) as self.lowering, apart:
             made = self._lower_by(gm, inputs, **how)
+            # Ranks that wait for the code look for its records with it.
+            self._complete_records(made)
         shared, self.lowering = self.lowering, None
         if shared is not None and shared.made_by is not None:
             self.made_by = f"the compile of rank {shared.made_by}"

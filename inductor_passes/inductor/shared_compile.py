@@ -1,10 +1,11 @@
 """Share one rank's compile of a graph: ranks whose graphs have the same key load what it made.
 
 By default ranks with one cache folder share, those of a host as a rule; with
-``options={"compile": "shared"}`` all ranks of the job. Every rank traces its program, so that each has its own
-guards and its own errors. Its graph holds a number for all that the program read of its rank. Ranks
-share what follows: here, Inductor's lowering of one graph, and its code. Where ranks traced a whole
-program to the same graph, they share all that follows the trace (``shared_trace.py``).
+``options={"compile": "shared"}`` all ranks of the job. Every rank traces its program, so that each
+has its own guards and its own errors. Its graph holds a number for all that the program read of its
+rank. Ranks share what follows: here, Inductor's lowering of one graph, and its code. Where ranks
+traced a whole program to the same graph, they share all that follows the trace
+(``shared_trace.py``).
 """
 
 from __future__ import annotations

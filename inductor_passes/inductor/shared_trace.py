@@ -76,7 +76,7 @@ def draws_numbers(gm: fx.GraphModule) -> bool:
     """Return whether a graph of operators draws random numbers: what ranks draw is looked at as
     each traces.
     """
-    return any(is_random(node.target) for graph in graphs_inside(gm) for node in graph.nodes)
+    return any(is_random(node) for graph in graphs_inside(gm) for node in graph.nodes)
 
 
 def _is_known(node: fx.Node) -> bool:

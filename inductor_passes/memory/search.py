@@ -37,7 +37,7 @@ from inductor_passes.rewrite.rematerialize import (
     may_repeat,
 )
 from inductor_passes.simulate.execution import live_bytes
-from inductor_passes.torch_compat.nodes import is_random
+from inductor_passes.torch_compat.nodes import is_impure, is_random
 
 COMPUTE = "compute"
 PRICES = 10  # that are tried to find one, each time in the middle of what is left
@@ -149,7 +149,7 @@ def _us_again(
 ) -> dict[str, float] | None:
     marked = node.meta.get("recompute")
     keeps = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
-    if marked in keeps or is_random(node.target) or not isinstance(node.meta.get("val"), _TENSORS):
+    if marked in keeps or is_random(node) or not isinstance(node.meta.get("val"), _TENSORS):
         return None
     block = _checkpointed_block(node)
     if block is not None and not is_view(node) and _is_handed_on(border, node, block):
@@ -160,7 +160,7 @@ def _us_again(
         in_checkpoint = may_repeat(node) and GATHERED_FOR not in _custom(node)
         allowed = again.get(node, in_checkpoint)
         return None if allowed is False else {group_name(node): cost.launch_us(node)}
-    return None if node.is_impure() and not is_wait(node) else {COMPUTE: cost.compute_us(node)}
+    return None if is_impure(node) and not is_wait(node) else {COMPUTE: cost.compute_us(node)}
 
 
 _TENSORS = (torch.Tensor, tuple, list)

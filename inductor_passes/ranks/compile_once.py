@@ -43,6 +43,7 @@ SILENT_S = 10.0  # a rank that has not beaten for so long compiles no more
 LOOK_S = 0.05
 VERDICT_S = 5.0  # for an answer that the compiling rank may never be asked for
 STILL_S = 30.0  # a compile that comes to no other function for so long may hang
+LONG_S = 60.0  # what is waited for longer is a warning
 MOST_STILL = 10  # times as long, a compile is waited for at all
 MOST_BYTES = 32 * 2**20  # of an entry that goes through the store
 
@@ -281,11 +282,12 @@ class Waiting:
     def _say(self) -> None:
         now = self._clock()
         if now - self._said_at >= SAY_S:
-            self._said_at = now
-            log.warning(
+            self._said_at, waited_s = now, now - self._began_at
+            log.log(
+                logging.INFO if waited_s < LONG_S else logging.WARNING,
                 "Waiting for rank %d, which has been compiling a graph for %.0f s.",
                 self.turn.rank,
-                now - self._began_at,
+                waited_s,
             )
 
     def has_ended(self) -> bool:

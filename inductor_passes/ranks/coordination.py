@@ -309,7 +309,9 @@ class Coordination:
     def _write_all(self, values: Sequence[tuple[str, str]]) -> None:
         if len(values) > 1 and c10d.has_many(self._store):
             store: Any = self._store
-            store.multi_set([self._prefix + key for key, _ in values], [value for _, value in values])
+            store.multi_set(
+                [self._prefix + key for key, _ in values], [value for _, value in values]
+            )
             return
         for key, value in values:
             self._store.set(self._prefix + key, value)

@@ -17,7 +17,12 @@ from torch.utils.flop_counter import flop_registry
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.phases import last_phase, phase_of, set_phase
 from inductor_passes.torch_compat.aot import values_kept_for_backward
-from inductor_passes.torch_compat.nodes import higher_order_name, is_random, overload_packet
+from inductor_passes.torch_compat.nodes import (
+    higher_order_name,
+    is_impure,
+    is_random,
+    overload_packet,
+)
 
 # Of an output node's meta: every value that a backward reads is marked, to be kept or not.
 _DECIDED = "inductor_passes_kept_is_decided"
@@ -176,6 +181,6 @@ def may_repeat(node: fx.Node) -> bool:
     """Whether a second run of ``node`` gives what the first gave, and does nothing else."""
     marked = node.meta.get("recompute")
     asked = marked in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-    if is_random(node.target):
+    if is_random(node):
         return False
-    return asked or not (is_launch(node) or node.is_impure())
+    return asked or not (is_launch(node) or is_impure(node))

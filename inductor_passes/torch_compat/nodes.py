@@ -6,6 +6,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -122,11 +123,23 @@ def is_reduction(target: OpOverload[..., Any]) -> bool:
     return tag is not None and tag in target.tags
 
 
-def is_random(target: object) -> bool:
-    """Return whether an overload draws random numbers. ``Tag.nondeterministic_seeded`` was seen
-    in 2.11 to 2.15.
+def is_impure(node: fx.Node) -> bool:
+    """Return whether a node has an effect beside its result; drawing random numbers is one."""
+    return is_random(node) or node.is_impure(impure_random=False)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Return whether a node draws random numbers; attention without dropout draws none.
+    ``Tag.nondeterministic_seeded`` was seen in 2.11 to 2.15.
     """
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    target = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("dropout_p", given) != 0)
+    return True
 
 
 def higher_order_name(target: object) -> str | None:
