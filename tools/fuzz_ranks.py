@@ -37,7 +37,7 @@ from fuzzing.unlike.pool import Pool
 from fuzzing.unlike.program import Event, Program
 from fuzzing.unlike.verdict import CLASSES, FAULTS, Verdict, judge
 
-_USUAL = (("compile", "each"), ("split", "off"), ("backend", "dynamo_dist"))
+_USUAL = (("compile", "folder"), ("split", "off"), ("backend", "dynamo_dist"))
 _DID = ("scheduled", "reordered", "cut")
 _SUMMED = ("programs", "scheduled", "reordered", "seconds", *CLASSES)
 
@@ -56,7 +56,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, help="start no program after so many")
     parser.add_argument(
-        "--compile", choices=COMPILES, default="each", help="who compiles graphs that are the same"
+        "--compile",
+        choices=COMPILES,
+        default="folder",
+        help="who compiles graphs that are the same",
     )
     parser.add_argument(
         "--split", default="off", help="'auto', or in how many parts graphs are cut"

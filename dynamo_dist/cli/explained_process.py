@@ -35,6 +35,7 @@ from dynamo_dist.torch_compat.dynamo_compiler import before_first_compile
 from dynamo_dist.torch_compat.dynamo_frames import SeenCompile, watch_dynamo
 from inductor_passes.records import GraphRecord, restored
 from inductor_passes.report import recorder
+from inductor_passes.torch_compat import compile_times
 
 _PROCESS = ("rank", "world_size", "torch_version", "plugin_version")
 
@@ -181,6 +182,9 @@ class Listener:
 
     def _finish(self) -> None:
         self._listening.close()
+        for stage, seconds in compile_times.seconds_by_stage().items():
+            fact = Fact(f"compile time, {stage}", round(seconds, 2), "s", "measured")
+            self._journal.record(fact)
         for device, peak in dynamo_compiler.peak_device_bytes().items():
             fact = Fact(f"peak memory of tensors on {device}", peak, "bytes", "measured")
             self._journal.record(fact)

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, digest
 from inductor_passes.ranks.coordination import SAY_S, Coordination, CoordinationError
 from inductor_passes.ranks.decision import Offer
+from inductor_passes.torch_compat import dynamo
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +224,10 @@ class Waiting:
 
         Raises CoordinationError.
         """
+        with dynamo.waiting("compile"):
+            return self._outcome()
+
+    def _outcome(self) -> End | Claim:
         while True:
             if (end := self._read("end")) is not None:
                 _late.discard(self.turn.rank)

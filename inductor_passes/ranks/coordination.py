@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from inductor_passes.errors import OptionError, PassesError
-from inductor_passes.torch_compat import c10d
+from inductor_passes.torch_compat import c10d, dynamo
 from inductor_passes.torch_compat.c10d import Store
 
 log = logging.getLogger(__name__)
@@ -259,7 +259,8 @@ class Coordination:
             found = self._again(lambda: self._read_all(operation.keys))
             return None if found is None else [value.decode() for value in found]
         assert end is not None
-        return self._await(operation, end)
+        with dynamo.waiting("votes"):
+            return self._await(operation, end)
 
     def _again(self, operation: Callable[[], Any]) -> Any:
         for pause_s in (*PAUSES_S, None):

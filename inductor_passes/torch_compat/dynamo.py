@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import re
 import sys
+import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import _logging
@@ -36,6 +38,28 @@ def trace_artifact(name: str, payload: Callable[[], str], encoding: str = "strin
         metadata_fn=lambda: {"name": name, "encoding": encoding},
         payload_fn=payload,
     )
+
+
+WAIT_TIMER = "inductor_passes.wait"
+_waits = threading.local()
+
+
+@contextlib.contextmanager
+def waiting(for_what: str) -> Iterator[None]:
+    """Torch's timers, and the traces that it makes of them, count the block as a wait for other
+    ranks; within another wait it is part of that. ``dynamo_timed`` was seen in 2.11 to 2.15.
+    """
+    from torch._dynamo.utils import dynamo_timed  # slow to import
+
+    if getattr(_waits, "is_inside", False):
+        yield
+        return
+    _waits.is_inside = True
+    try:
+        with dynamo_timed(f"{WAIT_TIMER}.{for_what}"):
+            yield
+    finally:
+        _waits.is_inside = False
 
 
 def graph_being_compiled() -> str:

@@ -5,9 +5,10 @@
 
 Gloo ranks on this host take the first training step of a stack of tensor parallel blocks
 (attention, gated MLP, RMSNorm), in fresh processes: once with an empty cache folder that they
-share, then again with what is in it; with ``shared`` one of them compiles what all have
-(``options={"compile": "shared"}``); ``alone`` is one rank of as many by itself, on a fake group,
-with an empty cache folder. With ``--fsdp`` blocks are sharded by FSDP2 over half of the ranks too.
+share, then again with what is in it. One of them compiles what all have, or with ``each`` each for
+itself (``options={"compile": "each"}``). ``alone`` is one rank of as many by itself, on a fake
+group, with an empty cache folder. With ``--fsdp`` blocks are sharded by FSDP2 over half of the
+ranks too.
 Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other
 processes that it starts, from after imports and ``init_process_group``, our packages having their
 byte code, as pip leaves it; what passed by the clock, which others on the machine lengthen; and
@@ -32,7 +33,7 @@ from typing import Any
 BACKENDS: dict[str, dict[str, Any]] = {
     "upstream": {"backend": "inductor"},
     "ours": {"backend": "dynamo_dist"},
-    "shared": {"backend": "dynamo_dist", "options": {"compile": "shared"}},
+    "each": {"backend": "dynamo_dist", "options": {"compile": "each"}},
 }
 WIDTH = 128
 STARTS = ("cold", "warm")
@@ -166,7 +167,7 @@ def first_step(
 
 
 def _starts(backend: str) -> tuple[str, ...]:
-    return (*STARTS, ALONE) if backend == "ours" else STARTS
+    return (*STARTS, ALONE) if backend == "each" else STARTS
 
 
 def main() -> None:

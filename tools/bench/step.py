@@ -8,14 +8,18 @@ Real gloo ranks of this host train the demo's Llama (4 layers, hidden 256, AdamW
 turns of a few steps: eager mode; ``blocks``, each block compiled by upstream's Inductor, as its
 guides to FSDP2 advise; ``separate``, forward and backward compiled by the plugin with an eager
 optimizer; ``whole``, one compiled function of forward, loss, backward, optimizer and
-``zero_grad``. Figures are quartiles of the ratio of a turn's fastest steps. ``first_s``: seconds of
-the first step by the clock, cold and with the caches of a first job. ``peak``: the most bytes of
-tensors that are alive in a step at once, on the first rank, over what is alive before it.
+``zero_grad``. Figures are quartiles of the ratio of steps of the same number. ``fastest``: of the
+fastest steps of each turn, the middle ratio. ``first_s``: seconds of the first step by the clock,
+cold and with the caches of a first job. ``peak``: the most bytes of tensors that are alive in a
+step at once, on the first rank, over what is alive before it. ``separate_ms``: where a step of
+``separate`` goes, by torch's profiler: products and attention, which each way computes, and
+collectives that it waits for.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -24,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import geometric_mean, quantiles
+from statistics import geometric_mean, median, quantiles
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +36,10 @@ sys.path.insert(0, str(ROOT / "tools" / "demo"))
 WAYS = {"eager": "eager", "blocks": "upstream", "separate": "ours", "whole": "ours"}
 OTHERS = ("separate", "blocks", "eager")
 PARALLEL = ("tensor", "fsdp", "ddp")
+SPENT = {
+    "products_and_attention": ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot"),
+    "collectives": ("_c10d_functional::wait_tensor", "c10d::", "gloo:"),
+}
 IN_TURN = 5  # the first of them fills caches that switching the plugin has emptied
 
 
@@ -116,6 +124,7 @@ def worker(options: argparse.Namespace) -> None:
     for way in options.ways:
         with plugin_for(WAYS[way]):
             found[way]["peak_bytes"] = peak_bytes(lambda step=steps[way]: step(batches[0]))
+            found[way]["spent_ms"] = spent_ms(lambda step=steps[way]: step(batches[0]))
     if dist.get_rank() == 0:
         (options.work / "found.json").write_text(json.dumps(found))
     dist.barrier()
@@ -143,6 +152,23 @@ def peak_bytes(call: Callable[[], Any], times: int = 5) -> int:
     return sorted(peaks)[times // 2]
 
 
+def spent_ms(call: Callable[[], Any], times: int = 5) -> dict[str, float]:
+    """Milliseconds of a call by what this rank's threads do in them, the mean of several."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        start = time.perf_counter()
+        for _ in range(times):
+            call()
+        all_ms = 1e3 * (time.perf_counter() - start) / times
+    found = dict.fromkeys(SPENT, 0.0)
+    for event in profiler.key_averages():
+        for what, names in SPENT.items():
+            if event.key.startswith(names):
+                found[what] += event.self_cpu_time_total / 1e3 / times
+    return {**found, "all": all_ms}
+
+
 def job(options: argparse.Namespace, parallel: str, ranks: int, caches: Path) -> dict[str, Any]:
     """Run one job of fresh processes; what its first rank found."""
     launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone")
@@ -166,20 +192,28 @@ def job(options: argparse.Namespace, parallel: str, ranks: int, caches: Path) ->
 
 def summary(found: dict[str, Any], warm: dict[str, Any] | None) -> dict[str, Any]:
     """The figures of one job: ratios to ``separate``, ``blocks`` and ``eager`` in turns."""
+    steps = {way: [*itertools.chain(*each["turns_ms"])] for way, each in found.items()}
     fastest = {way: [min(times) for times in each["turns_ms"]] for way, each in found.items()}
     last = found["whole"]["losses"], found["eager"]["losses"]
     rows: dict[str, Any] = {
         "graphs": found["whole"]["graphs"],
         "loss_off": max(abs(a - b) for a, b in zip(*last, strict=True)),
-        "step_ms": {way: round(sorted(each)[len(each) // 2], 2) for way, each in fastest.items()},
+        "step_ms": {way: round(median(each), 2) for way, each in steps.items()},
         "first_s": {way: round(each["first_s"], 1) for way, each in found.items()},
         "peak_over_separate": round(
             found["whole"]["peak_bytes"] / found["separate"]["peak_bytes"], 3
         ),
     }
+    if "separate" in found:
+        spent = found["separate"]["spent_ms"]
+        rows["separate_ms"] = {what: round(each, 1) for what, each in spent.items()}
     for other in (each for each in OTHERS if each in found):
-        ratios = [a / b for a, b in zip(fastest["whole"], fastest[other], strict=True)]
+        ratios, least = (
+            [a / b for a, b in zip(times["whole"], times[other], strict=True)]
+            for times in (steps, fastest)
+        )
         rows[f"over_{other}"] = [round(each, 3) for each in quantiles(ratios, n=4)]
+        rows[f"fastest_over_{other}"] = round(median(least), 3)
     if warm is not None:
         rows["warm_first_s"] = {way: round(each["first_s"], 1) for way, each in warm.items()}
     return rows

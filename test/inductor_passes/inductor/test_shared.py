@@ -5,6 +5,7 @@ neither has it whole.
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.inductor import shared_compile
 from inductor_passes.inductor.shared_compile import SharedLowering
-from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.pass_options import COMPILES, PassOptions, split
 from inductor_passes.ranks import compile_once, decision
 from inductor_passes.ranks.collective_trace import CollectiveTrace, Group, Launch
 from inductor_passes.ranks.coordination import Coordination
@@ -224,18 +225,37 @@ def test_ranks_that_do_not_match_are_no_failure_of_the_store(monkeypatch):
 
 
 def test_nothing_is_shared_without_a_job_or_unless_asked_for():
-    for wanted in (True, False):
-        options = PassOptions(compile="shared" if wanted else "each")
+    for who in COMPILES:
+        options = PassOptions(compile=who)
         session = SimpleNamespace(options=options, cache_salt="", shared_trace=None)
         with shared_compile.share_lowering(session, ()) as found:
             assert found is None
+
+
+def test_ranks_share_with_those_of_their_folder_unless_told_otherwise(tmp_path, monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(c10d, "job_store", lambda: store)
+    monkeypatch.setattr(c10d, "world_size", lambda: 2)
+
+    def proposed(folder, rank, **options):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
+        session = SimpleNamespace(options=PassOptions(**options), cache_salt="")
+        job = shared_compile.job_to_share(session)
+        return None if job is None else job.propose("key", str(rank))
+
+    assert [proposed("a", 0), proposed("a", 1), proposed("b", 2), proposed("b", 3)] == [*"0022"]
+    assert [proposed(each, each, compile="shared") for each in "ab"] == ["a", "a"]
+    assert proposed("a", 0, compile="each") is None
+    # The folder cannot be made: each rank compiles for itself.
+    Path(tmp_path, "file").touch()
+    assert proposed("file", 0) is None
 
 
 def test_the_option_is_checked_and_in_no_key():
     own, _ = split({"compile": "shared"})
     assert own.compile == "shared"
     assert own.digest() == PassOptions().digest()
-    with pytest.raises(ValueError, match="'each', 'shared'"):
+    with pytest.raises(ValueError, match="'folder', 'each', 'shared'"):
         split({"compile": "once"})
 
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -62,6 +63,7 @@ def test_text_page_and_trace_of_a_script_that_exits(cache, tmp_path):
     assert "all_reduce 12 B on 0, predicted" in out
     assert "script_alone.py:16 dist.all_reduce(y)" in out
     assert "exit status: 7" in out
+    assert re.search(r"compile time, Dynamo.s trace: [\d.]+ s \(measured\)", out)
     assert "<script>alert" not in page.read_text()
     assert json.loads(trace.read_text())["traceEvents"]
 
