@@ -11,7 +11,7 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +58,12 @@ class Lane:
 @dataclass(frozen=True, slots=True)
 class Picture:
     """Lanes of one timeline, compute above groups; ``scale_us`` is the width of the whole
-    picture.
+    picture. ``memory``: microseconds and bytes where they change.
     """
 
     lanes: tuple[Lane, ...]
     scale_us: float
+    memory: tuple[tuple[float, int], ...] = ()
 
 
 def draw(timeline: TimelineRecord, scale_us: float, lane_names: Sequence[str] = ()) -> Picture:
@@ -93,7 +94,18 @@ def draw(timeline: TimelineRecord, scale_us: float, lane_names: Sequence[str] = 
                 busy_us=sum(s.duration_us for s in spans if s.kind != "wait"),
             )
         )
-    return Picture(tuple(lanes), scale_us)
+    return Picture(tuple(lanes), scale_us, tuple(_thinned(timeline.memory, scale_us * RESOLUTION)))
+
+
+def _thinned(memory: Iterable[tuple[float, int]], width_us: float) -> Iterator[tuple[float, int]]:
+    """Leave the highest of the changes within each ``width_us``, and the last one."""
+    for _, run in itertools.groupby(memory, key=lambda at: at[0] // width_us if width_us else 0):
+        changes = list(run)
+        first, last = changes[0][0], changes[-1]
+        highest = max(size for _, size in changes)
+        yield first, highest
+        if last[1] != highest:
+            yield last
 
 
 def _stages(spans: Sequence[SpanRecord]) -> tuple[Box, ...]:
@@ -187,6 +199,7 @@ def _merge_tiny(boxes: Sequence[Box], width_us: float) -> list[Box]:
 
 LANE_HEIGHT = 24
 LANE_GAP = 5
+MEMORY_HEIGHT = 48
 # A label is drawn without JavaScript where it fits a picture of this many pixels.
 _ASSUMED_PX = 1000
 _PX_PER_CHAR = 7.2
@@ -202,7 +215,9 @@ class _Label:
 
 @dataclass(frozen=True, slots=True)
 class _GraphView:
-    """One graph, ready to be laid out. ``height`` is of the lanes, in pixels."""
+    """One graph, ready to be laid out. ``height`` is of the lanes, in pixels; ``memory_y`` of those
+    above that of memory, whose height stands for ``most_bytes``.
+    """
 
     title: str
     record: GraphRecord
@@ -212,6 +227,8 @@ class _GraphView:
     collectives: dict[str, CollectiveRecord]
     ticks: list[float]
     height: int
+    memory_y: int
+    most_bytes: int
     open: bool
 
 
@@ -248,6 +265,8 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
     for group in groups:
         size = sizes.get(group)
         lane_titles[group] = f"group {group}" + (f" · {size} ranks" if size else "")
+    most_bytes = max(size for timeline in drawn for _, size in (*timeline.memory, (0, 0)))
+    memory_y = len(lane_titles) * (LANE_HEIGHT + LANE_GAP)
     return _GraphView(
         title=title,
         record=graph,
@@ -256,7 +275,9 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
         lane_titles=lane_titles,
         collectives={c.name: c for c in graph.collectives},
         ticks=ticks(scale),
-        height=len(lane_titles) * (LANE_HEIGHT + LANE_GAP) - LANE_GAP,
+        height=memory_y + (MEMORY_HEIGHT if most_bytes else -LANE_GAP),
+        memory_y=memory_y,
+        most_bytes=most_bytes,
         open=is_open,
     )
 
@@ -306,6 +327,17 @@ def _lane_y(picture: Picture, lane: Lane) -> int:
     return picture.lanes.index(lane) * (LANE_HEIGHT + LANE_GAP)
 
 
+def _memory_points(view: _GraphView, picture: Picture) -> str:
+    """Return the corners of the area under a memory curve, for SVG."""
+    bottom = view.memory_y + MEMORY_HEIGHT
+    corners: list[tuple[float, float]] = [(0.0, bottom)]
+    for at_us, size in picture.memory:
+        y = bottom - MEMORY_HEIGHT * size / view.most_bytes
+        corners += [(at_us, corners[-1][1]), (at_us, y)]
+    corners.append((corners[-1][0], bottom))
+    return " ".join(f"{x:.3f},{y:.2f}" for x, y in corners)
+
+
 def _share(part: float, whole: float) -> float:
     """Percent of ``whole``, for the width of a bar."""
     return round(100 * part / whole, 2) if whole > 0 else 0.0
@@ -338,6 +370,8 @@ def _template(name: str, folder: str) -> Template:
         box_title=_box_title,
         labels=_labels,
         lane_y=_lane_y,
+        memory_points=_memory_points,
+        MEMORY_HEIGHT=MEMORY_HEIGHT,
         why_exposed=WHY_EXPOSED,
         human_us=figures.human_us,
         human_bytes=figures.human_bytes,

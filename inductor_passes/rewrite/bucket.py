@@ -10,7 +10,7 @@ from torch import fx
 from inductor_passes.graph.aliasing import alias_source
 from inductor_passes.graph.collectives import launches, output_bytes, payload_bytes, waits_of
 from inductor_passes.graph.edit import CAST, PLACING, aten, chain_above, static_shape, tensor
-from inductor_passes.graph.phases import computes_again, phase_of
+from inductor_passes.graph.phases import computes_again, phase_of, stage_of
 from inductor_passes.graph_pass import Numerics
 from inductor_passes.rewrite.merge_tiny import FROM_INPUT, Merging
 
@@ -95,8 +95,9 @@ _PLACING = PLACING | {operator.getitem, aten.slice.Tensor, aten.copy_.default}
 class BucketAverages(Merging):
     """Merge all-reduces of gradients, and their reduce-scatters by module, up to 25 MiB each.
 
-    Gradients are what a graph only returns; elementwise operators on the way do not matter. Buckets
-    are DistributedDataParallel's: filled in the order in which the program launches, the first of
+    Gradients are what a graph only returns, or what the update of a training step reads, such as
+    the norm that clips; elementwise operators on the way do not matter. Buckets are
+    DistributedDataParallel's: filled in the order in which the program launches, the first of
     1 MiB, so that it leaves early. FSDP2 has one launch for a module. A topology by which a start
     costs little changes nothing: a start takes time of the processor that no topology knows, and
     nobody waits for a gradient before the others. The scheduler may merge buckets further.
@@ -158,14 +159,15 @@ def _is_average(launch: fx.Node) -> bool:
 
 
 def _only_returned(graph: fx.Graph, through: tuple[object, ...] = ()) -> set[fx.Node]:
-    """Nodes whose values reach nothing but results of the graph, by elementwise operators, views
-    and ``through``.
+    """Nodes whose values reach nothing but results of the graph, or the update of a training step,
+    by elementwise operators, views and ``through``.
     """
     found: set[fx.Node] = set()
     # Backwards: all users of a node have been decided before it.
     for node in reversed(graph.nodes):
         if all(
             user.op == "output"
+            or (stage_of(user) == "update" and stage_of(node) != "update")
             or (user in found and (_is_elementwise(user) or user.target in through))
             for user in node.users
         ):

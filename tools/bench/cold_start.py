@@ -1,15 +1,16 @@
 #!/usr/bin/env python
 """How much does a program's first step take, cold and from caches, beside upstream?
 
-    python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--fsdp] [--json FILE]
+    python tools/bench/cold_start.py [--parallel WAY ...] [--layers N ...] [--ranks N ...]
 
-Gloo ranks on this host take the first training step of a stack of tensor parallel blocks
-(attention, gated MLP, RMSNorm), in fresh processes: once with an empty cache folder that they
-share, then again with what is in it. One of them compiles what all have, or with ``each`` each for
-itself (``options={"compile": "each"}``). ``alone`` is one rank of as many by itself, on a fake
-group, with an empty cache folder. With ``--fsdp`` blocks are sharded by FSDP2 over half of the
-ranks too.
-Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other
+Gloo ranks on this host take the first training step of a stack of blocks (attention, gated MLP,
+RMSNorm), in fresh processes: once with an empty cache folder that they share, then again with what
+is in it. One of them compiles what all have, or with ``each`` each for itself
+(``options={"compile": "each"}``). ``alone`` is one rank of as many by itself, on a fake group, with
+an empty cache folder. Blocks are tensor parallel, sharded by FSDP2, both (over halves of the
+ranks), or whole under DDP; ``whole`` is FSDP2 and an update by AdamW, for us as one graph, for
+upstream with an eager optimizer. Upstream compiles the model in one, as far as it gets. Printed
+are processor seconds of a rank, the mean over ranks, with those of the compilers and other
 processes that it starts, from after imports and ``init_process_group``, our packages having their
 byte code, as pip leaves it; what passed by the clock, which others on the machine lengthen; and
 what torch counted of its caches on the first rank: graphs that AOTAutograd and Inductor found.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import itertools
 import json
 import os
 import resource
@@ -35,6 +37,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "ours": {"backend": "dynamo_dist"},
     "each": {"backend": "dynamo_dist", "options": {"compile": "each"}},
 }
+PARALLEL = ("tensor", "fsdp", "both", "ddp", "whole")
 WIDTH = 128
 STARTS = ("cold", "warm")
 ALONE = "alone"
@@ -97,27 +100,40 @@ def worker(options: argparse.Namespace) -> None:
     GraphLowering.compile_to_module = counted  # type: ignore[method-assign]
     torch.set_num_threads(1)
     if start == ALONE:
-        c10d.init_fake_group(options.ranks, 0)
+        c10d.init_fake_group(options.ranks[0], 0)
     else:
         dist.init_process_group("gloo")
-    if options.fsdp:
-        shape, names = (2, dist.get_world_size() // 2), ("dp", "tp")
-    else:
-        shape, names = (dist.get_world_size(),), ("tp",)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    (parallel,) = options.parallel
+    by_tensor = {"tensor": dist.get_world_size(), "both": dist.get_world_size() // 2}
+    of_tensor = by_tensor.get(parallel, 1)
+    shape = (dist.get_world_size() // of_tensor, of_tensor)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
-    model = nn.Sequential(*[Block() for _ in range(layers)])
-    plan: dict[str, Any] = {}
-    for layer in range(layers):
-        plan |= {f"{layer}.{name}": ColwiseParallel() for name in ("q", "k", "v", "gate", "up")}
-        plan |= {f"{layer}.{name}": RowwiseParallel() for name in ("o", "down")}
-    parallelize_module(model, mesh["tp"], plan)
-    for each in (*model, model) if options.fsdp else ():
+    model: nn.Module = nn.Sequential(*[Block() for _ in range(layers)])
+    if parallel in by_tensor:
+        plan: dict[str, Any] = {}
+        for layer in range(layers):
+            plan |= {f"{layer}.{name}": ColwiseParallel() for name in ("q", "k", "v", "gate", "up")}
+            plan |= {f"{layer}.{name}": RowwiseParallel() for name in ("o", "down")}
+        parallelize_module(model, mesh["tp"], plan)
+    for each in (*model.children(), model) if parallel in ("fsdp", "both", "whole") else ():
         fully_shard(each, mesh=mesh["dp"])
+    if parallel == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
     x = torch.randn(2, 32, WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    is_whole = parallel == "whole" and backend != "upstream"
+    forward = model if is_whole else torch.compile(model, **BACKENDS[backend])
+
+    def step() -> None:
+        forward(x).square().mean().backward()
+        if parallel == "whole":
+            optimizer.step()
+            optimizer.zero_grad()
+
     dist.barrier()
     clock, processor = time.perf_counter(), processor_seconds()
-    torch.compile(model, **BACKENDS[backend])(x).square().mean().backward()
+    (torch.compile(step, **BACKENDS[backend]) if is_whole else step)()
     found = {
         "processor_s": processor_seconds() - processor,
         "clock_s": time.perf_counter() - clock,
@@ -131,7 +147,7 @@ def worker(options: argparse.Namespace) -> None:
 
 
 def first_step(
-    backend: str, layers: int, ranks: int, folder: str, start: str, fsdp: bool
+    backend: str, parallel: str, layers: int, ranks: int, folder: str, start: str
 ) -> dict[str, Any]:
     """A job's first step, in fresh processes."""
     cache = Path(folder, ALONE if start == ALONE else "cache")
@@ -140,8 +156,7 @@ def first_step(
         [
             *(sys.executable, *(() if start == ALONE else launcher), __file__),
             *("--worker", backend, "--layers", str(layers), "--ranks", str(ranks)),
-            *(("--fsdp",) if fsdp else ()),
-            *("--caches", start),
+            *("--parallel", parallel, "--caches", start),
         ],
         env={
             **os.environ,
@@ -174,10 +189,10 @@ def main() -> None:
     """Measure, print a line a job and write them as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 8])
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4])
+    parser.add_argument("--parallel", nargs="+", choices=PARALLEL, default=list(PARALLEL))
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--fsdp", action="store_true", help="FSDP2 over half of the ranks too")
     parser.add_argument("--worker", choices=BACKENDS, help=argparse.SUPPRESS)
     parser.add_argument("--caches", choices=(*STARTS, ALONE), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -189,13 +204,14 @@ def main() -> None:
     for package in ("dynamo_dist", "inductor_passes"):
         compileall.compile_dir(Path(__file__).parents[2] / package, quiet=1)
     rows = []
-    for layers in options.layers:
-        for backend in options.backends:
-            with tempfile.TemporaryDirectory() as folder:
-                for start in _starts(backend):
-                    found = first_step(backend, layers, options.ranks, folder, start, options.fsdp)
-                    rows.append({"layers": layers, "backend": backend, "start": start, **found})
-                    print(*(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    programs = itertools.product(options.parallel, options.layers, options.ranks, options.backends)
+    for parallel, layers, ranks, backend in programs:
+        program = {"parallel": parallel, "layers": layers, "ranks": ranks, "backend": backend}
+        with tempfile.TemporaryDirectory() as folder:
+            for start in _starts(backend):
+                found = first_step(backend, parallel, layers, ranks, folder, start)
+                rows.append({**program, "start": start, **found})
+                print(*(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if options.json:
         document = {
             "measured": (
@@ -204,8 +220,6 @@ def main() -> None:
             ),
             "command": " ".join(["python", "tools/bench/cold_start.py", *sys.argv[1:]]),
             "torch": torch.__version__,
-            "ranks": options.ranks,
-            "fsdp": options.fsdp,
             "cores": os.cpu_count(),
             "processes_running": round(os.getloadavg()[1], 2),
             "rows": rows,

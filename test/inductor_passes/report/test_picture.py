@@ -1,5 +1,6 @@
 """Boxes of a timeline: exposed parts, tiny spans."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -13,6 +14,18 @@ def timeline(*spans):
         SpanRecord(lane, f"{lane}{i}", kind, a, b) for i, (lane, kind, a, b) in enumerate(spans)
     )
     return TimelineRecord(records, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def test_memory_keeps_its_peaks_and_its_last_value():
+    changes = tuple((i / 1000, 5 if i == 77 else 1 + i % 3) for i in range(4000))
+    given = dataclasses.replace(timeline(("compute", "compute", 0.0, 4.0)), memory=changes)
+    drawn = draw(given, scale_us=4.0).memory
+    assert len(drawn) <= 4004
+    assert max(size for _, size in drawn) == 5
+    assert drawn[-1] == changes[-1]
+    wide = draw(given, scale_us=4e4).memory
+    assert (wide[0][1], wide[-1]) == (5, changes[-1])
+    assert len(wide) <= 2
 
 
 def shown(picture):

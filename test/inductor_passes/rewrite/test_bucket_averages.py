@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from inductor_passes.graph.collectives import launches, payload_bytes
+from inductor_passes.graph.phases import mark_phases
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_passes
 from inductor_passes.rewrite import BucketAverages
@@ -34,6 +35,24 @@ def test_buckets_are_filled_in_order_and_the_first_is_smaller(on_all_ranks):
     assert payloads(graph) == [KIB, 3 * KIB, 16]
     assert record.counters == {"launches_before": 8, "launches_after": 2}
     assert not BucketAverages(KIB, 3 * KIB).run(graph).changed
+
+
+def test_what_the_update_reads_is_bucketed_too():
+    def norm(*xs):
+        means = [average(x * 2) for x in xs]
+        return torch.stack([each.square().sum() for each in means]).sum()
+
+    graph = trace(norm, *[[16, 8]] * 4)
+    assert not BucketAverages().run(graph).changed
+    for node in graph.nodes:
+        is_read = node.target is aten.pow.Tensor_Scalar
+        if is_read:
+            break
+        node.meta["autograd_backward"] = node.op != "placeholder"
+    assert is_read
+    assert mark_phases(graph)
+    assert BucketAverages().run(graph).changed
+    assert payloads(graph) == [4 * 512]
 
 
 def test_ragged_shards_of_gradients_are_bucketed_too(on_all_ranks):
