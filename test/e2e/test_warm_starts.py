@@ -80,13 +80,10 @@ def test_the_second_finds_all_that_the_first_compiled(jobs):
     first, second, _ = jobs
     assert what(second, "hits") == [COMPILED] * RANKS
     assert what(second, "misses") == [NOTHING] * RANKS
-    # A rank compiles, or finds what the other one has just compiled.
-    both = list(zip(what(first, "hits"), what(first, "misses"), strict=True))
-    for name, entries in COMPILED.items():
-        assert not all(hits[name][0] for hits, _ in both)
-        for hits, misses in both:
-            compiled = [misses[name][0], sum(hits[name] + misses[name][1:])]
-            assert (hits[name] if hits[name][0] else compiled) == entries
+    # Some rank has compiled each graph, and others may have found it then.
+    for name, (_, graphs) in COMPILED.items():
+        lowered = sum(rank[name] for rank in what(first, "lowered"))
+        assert graphs <= lowered <= RANKS * graphs
     assert not any(any(rank.values()) for rank in what(second, "lowered"))
 
 
