@@ -151,6 +151,8 @@ def job_to_share(session: CompileSession) -> Coordination | None:
         return None
     if session.options.compile == "shared":
         return Coordination(store)
+    if not deadline_s():  # ranks are to wait for nothing that they have not asked for
+        return None
     try:
         return Coordination(store, f"in {_folder()}/")
     except OSError as error:

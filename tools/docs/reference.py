@@ -60,7 +60,8 @@ VARIABLES = {
     ),
     settings.AGREEMENT_SECONDS: (
         "Seconds for which a rank waits for others to compile the same graph (30). With 0 there is "
-        "no agreement: graphs keep the program's order, and nothing is merged. Of "
+        "no agreement: graphs keep the program's order, nothing is merged, and no compile shared "
+        "unless asked for. Of "
         "a compile that ranks share, also how long it may stay in one function before the others "
         "compile for themselves."
     ),

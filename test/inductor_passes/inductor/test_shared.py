@@ -17,7 +17,7 @@ from inductor_passes.inductor.shared_compile import SharedLowering
 from inductor_passes.pass_options import COMPILES, PassOptions, split
 from inductor_passes.ranks import compile_once, decision
 from inductor_passes.ranks.collective_trace import CollectiveTrace, Group, Launch
-from inductor_passes.ranks.coordination import Coordination
+from inductor_passes.ranks.coordination import SECONDS, Coordination
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.testing import trace
 from inductor_passes.torch_compat import c10d, caches
@@ -246,6 +246,9 @@ def test_ranks_share_with_those_of_their_folder_unless_told_otherwise(tmp_path, 
     assert [proposed("a", 0), proposed("a", 1), proposed("b", 2), proposed("b", 3)] == [*"0022"]
     assert [proposed(each, each, compile="shared") for each in "ab"] == ["a", "a"]
     assert proposed("a", 0, compile="each") is None
+    monkeypatch.setenv(SECONDS, "0")
+    assert proposed("a", 0) is None
+    monkeypatch.delenv(SECONDS)
     # The folder cannot be made: each rank compiles for itself.
     Path(tmp_path, "file").touch()
     assert proposed("file", 0) is None
