@@ -40,9 +40,9 @@ class PassOptions:
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.
-    compile: ``folder``: of the ranks that have the same graph and the same cache folder, one
-        compiles, and the others load the result. ``shared``: one of all ranks of the job, also
-        through the job's store. ``each``: every rank for itself.
+    compile: who compiles a graph that several ranks have. One for all that share its cache
+        ``folder``; one for the whole job (``shared``), whose store brings it to other folders; or
+        ``each`` for itself.
     exact: only passes that keep every bit.
 
     ``extra``: options of extensions, by name, where they are not their default. Users give them

@@ -228,9 +228,12 @@ def _marks() -> str:
 
 
 def _folder() -> str:
-    """Name the cache folder as all processes do that have it."""
-    os.makedirs(_marks(), exist_ok=True)
-    with open(os.path.join(_marks(), os.pardir, "folder"), "a") as file:
+    """Name the cache folder as all processes do that have it: by a file that the first one makes.
+    Not one of the marks, of which the oldest are removed.
+    """
+    folder = os.path.join(caches.cache_dir(), "inductor_passes")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "folder"), "a") as file:
         found = os.stat(file.fileno())
     return f"{found.st_ino} {found.st_mtime_ns}"
 

@@ -8,7 +8,7 @@ import torch._dynamo.utils as _dynamo_utils
 
 from inductor_passes.torch_compat.dynamo import WAIT_TIMER
 
-# Names of torch's timers, seen in 2.13 to 2.14. One that is missing counts as 0, and what it would
+# Names of torch's timers, seen in 2.13. One that is missing counts as 0, and what it would
 # have timed as the stage around it.
 _FRAMES, _BACKEND = "_compile.compile_inner", "OutputGraph.call_user_compiler"
 _GUARDS = "build_guards"
@@ -46,12 +46,11 @@ def stages(timers: Mapping[str, float]) -> dict[str, float]:
     # A backward graph is compiled in AOTAutograd, or by its first call.
     late = min(of(_LATE_BACKWARD), of(_BACKWARD))
     voting, waiting = (of(f"{WAIT_TIMER}.{name}") for name in ("votes", "compile"))
-    passes = of(_JOINT, _AFTER)
     found = {
         "Dynamo's trace": of(_FRAMES) - of(_BACKEND) - of(_GUARDS),
         "guards": of(_GUARDS),
         "AOTAutograd": of(_AOT) - (of(_INDUCTOR) - late) - of(_JOINT) - waiting,
-        "torch's graph passes": passes - of(*_OURS),
+        "torch's graph passes": of(_JOINT, _AFTER) - of(*_OURS),
         "the plugin's passes": of(*_OURS) - voting,
         "waiting for other ranks": voting + waiting,
         "Inductor's code": of(_INDUCTOR) - of(_AFTER) - of(_NATIVE),

@@ -46,14 +46,14 @@ _waits = threading.local()
 
 @contextlib.contextmanager
 def waiting(for_what: str) -> Iterator[None]:
-    """Torch's timers, and the traces that it makes of them, count the block as a wait for other
-    ranks; within another wait it is part of that. ``dynamo_timed`` was seen in 2.11 to 2.15.
+    """Torch's timers count the block as a wait for other ranks; within another wait it is part of
+    that. ``dynamo_timed`` was seen in 2.13.
     """
-    from torch._dynamo.utils import dynamo_timed  # slow to import
-
     if getattr(_waits, "is_inside", False):
         yield
         return
+    from torch._dynamo.utils import dynamo_timed  # slow to import
+
     _waits.is_inside = True
     try:
         with dynamo_timed(f"{WAIT_TIMER}.{for_what}"):

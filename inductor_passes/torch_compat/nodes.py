@@ -124,18 +124,21 @@ def is_reduction(target: OpOverload[..., Any]) -> bool:
 
 
 def is_impure(node: fx.Node) -> bool:
-    """Return whether a node has an effect beside its result; drawing random numbers is one."""
+    """Return whether a node has an effect beside its result; drawing random numbers is one.
+    ``impure_random`` was seen in 2.13.
+    """
     return is_random(node) or node.is_impure(impure_random=False)
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return whether a node draws random numbers; attention without dropout draws none.
+    """Return whether a node draws random numbers; torch's attention without dropout draws none.
     ``Tag.nondeterministic_seeded`` was seen in 2.11 to 2.15.
     """
     target = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    for place, argument in enumerate(target._schema.arguments):
+    arguments = target._schema.arguments if target.namespace == "aten" else ()
+    for place, argument in enumerate(arguments):
         if argument.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else argument.default_value
             return bool(node.kwargs.get("dropout_p", given) != 0)

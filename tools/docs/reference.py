@@ -61,9 +61,8 @@ VARIABLES = {
     settings.AGREEMENT_SECONDS: (
         "Seconds for which a rank waits for others to compile the same graph (30). With 0 there is "
         "no agreement: graphs keep the program's order, nothing is merged, and no compile shared "
-        "unless asked for. Of "
-        "a compile that ranks share, also how long it may stay in one function before the others "
-        "compile for themselves."
+        "unless asked for. Of a compile that ranks share, also how long it may stay in one "
+        "function before the others compile for themselves."
     ),
     availability.SECONDS_VARIABLE: (
         "Seconds for which a fused kernel waits for a peer before it ends with an error (450, at "

@@ -82,3 +82,12 @@ def test_drawing_operators_are_found_in_graphs_inside_too():
     inner = fx.symbolic_trace(lambda x: torch.ops.aten.rand_like.default(x))
     outer.add_module("inner", inner)
     assert draws_numbers(outer)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_draws_for_its_dropout_alone(dropout):
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    by_place = fx.symbolic_trace(lambda x: attend(x, x, x, dropout))
+    by_name = fx.symbolic_trace(lambda x: attend(x, x, x, dropout_p=dropout))
+    assert draws_numbers(by_place) == draws_numbers(by_name) == (dropout > 0)
+    assert not draws_numbers(fx.symbolic_trace(lambda x: attend(x, x, x)))

@@ -2,6 +2,7 @@
 a store that fails.
 """
 
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -286,11 +287,14 @@ def test_who_waits_for_a_plan_of_a_compile_that_hangs_goes_on():
 
 def test_who_waits_says_for_whom(monkeypatch, caplog):
     monkeypatch.setattr(compile_once, "SAY_S", 0.1)
+    monkeypatch.setattr(compile_once, "LONG_S", 0.25)
+    caplog.set_level(logging.INFO, compile_once.log.name)
     store = Coordination(dist.HashStore())
     with Compiling(store, "k", rank=3) as turn:
         outcome(store, turn.turn, 0.5)
-    said = [each for each in caplog.messages if each.startswith("Waiting for rank 3")]
+    said = [each for each in caplog.records if each.message.startswith("Waiting for rank 3")]
     assert 2 <= len(said) <= 6
+    assert (said[0].levelname, said[-1].levelname) == ("INFO", "WARNING")
 
 
 def test_a_rank_that_died_is_waited_for_once(monkeypatch):
