@@ -14,7 +14,8 @@ collectives end at once, so that the host's own time counts as compute. They are
 backward; the optimizer is in the step alone.
 
 usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training RATES] [--parallel
-                tensor,fsdp] [--both RATE] [--steps N] [--out FILE]
+                tensor,fsdp] [--both RATE] [--memory BUDGET ...] [--layers N] [--hidden N]
+                [--steps N] [--out FILE]
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from preloaded import SPOILT_HEAP
 
 DEMO = Path(__file__).resolve().parent.parent / "demo" / "main.py"
 RATES = "200mbit,1gbit,5gbit"
-SIZES = ("--layers", "2", "--hidden", "256", "--batch", "2", "--sequence", "128")
+BATCH = ("--batch", "2", "--sequence", "128")
 TRIES = 3
 # What is of one run and says nothing about the link.
 LEFT_OUT = ("losses", "report", "trace", "parameters", "step_ms_spread", "torch")
@@ -56,6 +57,11 @@ def main() -> int:
         "--both", default="1gbit", help="rate of the run on four ranks; '' for none"
     )
     parser.add_argument("--parallel", default="tensor,fsdp", help="of the training runs")
+    parser.add_argument(
+        "--memory", nargs="+", default=[], help="budgets of training runs beside, such as 64MiB"
+    )
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument(
         "--steps",
         type=int,
@@ -83,8 +89,10 @@ def main() -> int:
             for parallel in parallels(args, rate):
                 # Without a link all rates are the same: measured once.
                 alone = ("--alone", str(Path(folder) / f"{parallel}.json"))
-                how = ("--steps", str(args.steps), "--parallel", parallel, "--out", folder)
-                found = demo("--link", rate, "--train", *how, *alone, *SIZES)
+                how = ["--steps", str(args.steps), "--parallel", parallel, "--out", folder]
+                how += ["--layers", str(args.layers), "--hidden", str(args.hidden), *BATCH]
+                how += ["--memory", *args.memory] if args.memory else []
+                found = demo("--link", rate, "--train", *how, *alone)
                 kept = {name: value for name, value in found.items() if name not in LEFT_OUT}
                 measured[f"training, {parallel} parallel"] = kept
             results["rates"].setdefault(rate, {}).update(measured)

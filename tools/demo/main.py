@@ -62,6 +62,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="what two ranks share: each weight's product, or the batch, by "
         "torch's fully_shard; both: four ranks",
     )
+    group.add_argument(
+        "--memory",
+        nargs="+",
+        default=[],
+        metavar="BUDGET",
+        help="train beside the three within each of these memory budgets, such as 24MiB",
+    )
     for field in fields(data.Sizes):
         group.add_argument(f"--{field.name}", type=int, default=field.default)
     group = parser.add_argument_group("two hosts on a slow link (needs root)")

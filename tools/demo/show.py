@@ -59,6 +59,7 @@ def training_results(
             name: [min(r["step_ms"]), max(r["step_ms"])] for name, r in merged.items()
         },
         **_ours_to_upstream(ranks),
+        "decided_within": {n: r["decided"] for n, r in merged.items() if r["decided"]},
         "first_step_s": {name: result["first_s"] for name, result in merged.items()},
         "losses": losses,
         "model": str(sizes),
@@ -103,9 +104,11 @@ def _ours_to_upstream(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "forward_backward_ms": gradients,
         "ratio_ours_to": {name: statistics.median(to(name)) for name in names if name != "ours"},
     }
-    if predicted := ranks[0].get("predicted"):
-        found["predicted_forward_backward"] = predicted
-        found["prediction_error"] = predicted["ours_ms"] / gradients["ours"] - 1
+    if by_name := ranks[0].get("predicted"):
+        found["predicted_forward_backward"] = predicted = by_name["ours"]
+        errors = {name: each["ours_ms"] / gradients[name] - 1 for name, each in by_name.items()}
+        found["prediction_error"] = errors.pop("ours")
+        found["prediction_errors_within"] = errors
         found["forward_backward_to_longer_alone"] = gradients["ours"] / predicted["longer_alone_ms"]
     return found
 
@@ -118,7 +121,7 @@ def training(results: dict[str, Any]) -> None:
     table.add_column("step", justify="right")
     for name in losses:
         table.add_column(
-            "dynamo_dist, compiled" if name == "ours" else TITLES[name], justify="right"
+            "dynamo_dist, compiled" if name == "ours" else title(name), justify="right"
         )
     table.add_column("difference, ours to eager", justify="right")
     for step, row in enumerate(zip(*losses.values(), strict=True)):
@@ -130,7 +133,7 @@ def training(results: dict[str, Any]) -> None:
     table = Table(title=f"{results['model']}, {results['parameters'] / 1e6:.1f} M parameters")
     table.add_column("")
     for name in losses:
-        table.add_column(TITLES[name], justify="right")
+        table.add_column(title(name), justify="right")
     breaks = {"upstream": results["graph_breaks_upstream"], "ours": results["graph_breaks"]}
     table.add_row("graph breaks", *(str(breaks.get(name, "")) for name in losses))
     table.add_row("largest loss difference to eager", *_loss_cells(results))
@@ -178,6 +181,11 @@ def training(results: dict[str, Any]) -> None:
     for what in ("report", "trace"):
         if results[what]:
             console.print(f"{what}: {results[what]}", soft_wrap=True)
+
+
+def title(name: str) -> str:
+    """A variant's name for people."""
+    return TITLES.get(name) or name.replace("memory_", "within ")
 
 
 def _loss_difference(ranks: list[dict[str, Any]], name: str) -> float:

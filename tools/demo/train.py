@@ -63,6 +63,8 @@ def main() -> None:
             write_topology(Path(topology), compute=alone.slower)
         options = {"topology": topology}
         beside = BESIDE.get(args.parallel, {}) if alone is not None else {}
+        for budget in args.memory:
+            beside = {**beside, f"memory_{budget}": ("ours", {"memory": budget})}
         runs = {
             name: Run(name, whose, work / "checkpoint", {**options, **own}, args.parallel, mesh)
             for name, (whose, own) in {**{v: (v, {}) for v in TITLES}, **beside}.items()
@@ -71,7 +73,11 @@ def main() -> None:
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
         data["report"] = report_with_times(runs, args.measured).to_json()
         if alone is not None:
-            data["predicted"] = prediction(runs["ours"], alone.ms)
+            data["predicted"] = {
+                name: prediction(run, alone.ms)
+                for name, run in runs.items()
+                if name == "ours" or name.startswith("memory_")
+            }
         (work / f"rank{rank}.json").write_text(json.dumps(data))
         dist.barrier()
     finally:
@@ -91,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--timeout", type=int, required=True)
     parser.add_argument("--parallel", required=True, choices=tuple(PARALLEL))
+    parser.add_argument("--memory", nargs="+", default=[])
     parser.add_argument("--measured", required=True, help="what the times are times of")
     for field in dataclasses.fields(Sizes):
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
@@ -187,6 +194,12 @@ class Run:
             "first_s": self.times[0] / 1e3,
             "step_ms": self.warm(self.times),
             "exposed_us": (simulated.exposed_before_us, simulated.exposed_after_us),
+            "decided": [
+                dict(each.counters)
+                for graph in report.graphs
+                for each in graph.passes
+                if each.name == "keep_within_budget" and each.counters
+            ],
             "topology": next((graph.topology for graph in report.graphs), None),
         }
 
@@ -219,14 +232,14 @@ def train(runs: dict[str, Run], batches: list[torch.Tensor], progress: Progress)
         progress.advance()
 
 
-def prediction(ours: Run, alone_ms: float) -> dict:
+def prediction(run: Run, alone_ms: float) -> dict:
     """What the simulator expects of one forward and backward of ours, in milliseconds.
 
     ``program_order``: of the same graphs as traced. ``longer_alone``: of compute, as measured
     without a link (``alone_ms``), and communication, as the measured link has it; no order is
     shorter.
     """
-    graphs = ours.report.graphs
+    graphs = run.report.graphs
     communication_ms = sum(graph.after.communication_us for graph in graphs) / 1e3
     return {
         "compute_alone_ms": alone_ms,

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace, start: Launcher | None = None, measured: str =
         arguments = ["--topology", args.topology, "--steps", str(args.steps)]
         arguments += ["--parallel", args.parallel]
         arguments += ["--timeout", str(args.timeout), "--measured", measured]
+        arguments += ["--memory", *args.memory] if args.memory else []
         for field in fields(Sizes):
             arguments += [f"--{field.name}", str(getattr(sizes, field.name))]
         _, count = PARALLEL[args.parallel]
