@@ -78,16 +78,19 @@ def least_of_ranks(place: str, budget: int) -> int:
 
     A rank waits for the others as long as it waits for agreement on a graph. Where some do not
     come, the least of those that came counts, for those too that come later. It stays for as long
-    as the job does. Raises CoordinationError if the job's store fails.
+    as the job does. A program that compiles one function within several budgets has several
+    agreements, by their order. Raises CoordinationError if the job's store fails.
     """
     store, seconds, job = c10d.job_store(), deadline_s(), id(c10d.default_group())
     ranks = sorted({rank for members in c10d.real_groups().values() for rank in members})
     if store is None or len(ranks) < 2 or seconds == 0:
         return budget
-    if (job, place) not in _agreed:
-        steps = agree_on_least(f"memory/{place}", c10d.global_rank(), ranks, budget)
-        _agreed[job, place] = Coordination(store).run(steps, seconds)
-    agreed = _agreed[job, place]
+    agreed_for = _agreed.setdefault((job, place), {})
+    if budget not in agreed_for:
+        key = f"memory/{len(agreed_for)}/{place}"
+        steps = agree_on_least(key, c10d.global_rank(), ranks, budget)
+        agreed_for[budget] = Coordination(store).run(steps, seconds)
+    agreed = agreed_for[budget]
     if agreed != budget:
         log.warning(
             "The memory budget of this rank is %.2f GiB, and the ranks of the job have agreed on "
@@ -98,9 +101,9 @@ def least_of_ranks(place: str, budget: int) -> int:
     return agreed
 
 
-# By job and place in the program, what ranks agreed on. It lives as long as the process; another
-# job has another key.
-_agreed: dict[tuple[int, str], int] = {}
+# By job and place in the program, what ranks agreed on for each budget of this rank, in order. It
+# lives as long as the process; another job has another key.
+_agreed: dict[tuple[int, str], dict[int, int]] = {}
 
 
 def agree_on_least(key: str, me: int, ranks: Sequence[int], budget: int) -> Steps[int]:

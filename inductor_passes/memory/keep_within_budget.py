@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 
 # Of a budget, for what the model does not see: buffers that kernels and allocators add.
 RESERVE = 0.05
+# Of a step, for copies to the host: where they spare less, what waits for them takes it.
+LEAST_SPARED = 0.05
 ROUNDS = 3  # in which less is kept because a schedule did not fit
 MOST_LINES = 10  # of a list for people
 
@@ -67,9 +69,9 @@ class Tried:
     peak_bytes: int
 
 
-def agree_on_gathers(graph: fx.Graph, chosen: list[int]) -> list[int]:
+def agree_on_gathers(graph: fx.Graph, budget: float, chosen: list[int]) -> list[int]:
     """Return which launches of a graph run again on all ranks, by number: those that the first
-    rank to ask has chosen.
+    rank to ask for this budget has chosen.
 
     Ranks with batches of other lengths would choose otherwise. Raises CoordinationError if the
     job's store fails.
@@ -78,13 +80,23 @@ def agree_on_gathers(graph: fx.Graph, chosen: list[int]) -> list[int]:
     if store is None or not c10d.real_groups() or not _can_agree():
         return chosen
     frame = frame_of_graph()
-    key = digest([frame.partial, frame.root, *map(kind, launches(graph))])
+    key = digest([budget, frame.partial, frame.root, *map(kind, launches(graph))])
     text = Coordination(store).propose(f"gathered again/{key}", json.dumps(chosen))
     return [int(each) for each in json.loads(text)]
 
 
 def _can_agree() -> bool:
     return c10d.job_store() is not None and deadline_s() > 0
+
+
+def _may_be_faster(search: RetentionSearch, choice: Retention, best: Tried) -> bool:
+    """Return whether a choice is worth a schedule, which takes seconds, beside the best so far."""
+    if best.peak_bytes > search.limit_bytes:
+        return True
+    again_us = search.again_us(choice)
+    if choice.moved:
+        return search.again_us(best.choice) - again_us >= LEAST_SPARED * best.us
+    return search.compute_us + again_us < best.us
 
 
 def _rank(limit: int) -> Callable[[Tried], tuple[int, float]]:
@@ -180,7 +192,7 @@ class KeepWithinBudget(GraphPass):
             return PassStats(changed=False)
         best = self.fastest(given.graph, search)
         chosen = search.gathers_again(best.choice)
-        if (agreed := agree_on_gathers(given.graph, chosen)) != chosen:
+        if (agreed := agree_on_gathers(given.graph, self.budget, chosen)) != chosen:
             search = RetentionSearch(given.graph, self.cost, limit, agreed, may_move=self.may_move)
             best = self.fastest(given.graph, search)
         kept, runs_again = search.marks(best.choice)
@@ -217,53 +229,54 @@ class KeepWithinBudget(GraphPass):
         is kept.
         """
         limit = search.limit_bytes
-        settings, choice = self._shortest(graph, search)
-        best = found = self.scheduled(graph, search, choice, limit, rewrites=True)
+        best, settings = self._shortest(graph, search)
+        found = best
         for _ in range(ROUNDS):
             if found.peak_bytes <= limit:
                 break
             search.limit_bytes -= found.peak_bytes - limit
-            found = self.scheduled(graph, search, search.choice(settings), limit, rewrites=True)
+            found = self.scheduled(graph, search, search.choice(settings), limit)
             best = min(best, found, key=_rank(limit))
         search.limit_bytes = limit
         return best
 
-    def _shortest(
-        self, graph: fx.Graph, search: RetentionSearch
-    ) -> tuple[SearchSettings, Retention]:
-        """Return the choice with the shortest schedule, before rewrites, and how it was found."""
+    def _shortest(self, graph: fx.Graph, search: RetentionSearch) -> tuple[Tried, SearchSettings]:
+        """Return the choice with the shortest schedule, and how it was found."""
         limit = search.limit_bytes
-        tried: dict[object, tuple[Tried, SearchSettings]] = {}
+        seen: set[object] = set()
+        best: tuple[Tried, SearchSettings] | None = None
         for settings, choice in search.choices():
             kept = (*(cut.kept for cut in choice.cuts), choice.moved)
-            if kept not in tried:
-                tried[kept] = self.scheduled(graph, search, choice, limit, rewrites=False), settings
-        best, settings = min(tried.values(), key=lambda each: _rank(limit)(each[0]))
-        return settings, best.choice
+            if kept in seen or (best and not _may_be_faster(search, choice, best[0])):
+                continue
+            seen.add(kept)
+            found = self.scheduled(graph, search, choice, limit), settings
+            best = min(best or found, found, key=lambda each: _rank(limit)(each[0]))
+        assert best is not None
+        return best
 
     def scheduled(
-        self,
-        graph: fx.Graph,
-        search: RetentionSearch,
-        choice: Retention,
-        limit: int,
-        *,
-        rewrites: bool,
+        self, graph: fx.Graph, search: RetentionSearch, choice: Retention, limit: int
     ) -> Tried:
-        """Schedule a step that keeps what a choice says; ``rewrites``: with the passes before."""
-        trial = _carried_out(graph, search, choice)
+        """Schedule a step that keeps what a choice says, behind the passes that rewrite it."""
+        trial = self._rewritten(graph, search, choice)
         trial.output_node().meta[CAP_BYTES] = limit
-        for each in self.rewrites if rewrites else ():
-            run_pass(each, trial)
         solution, _ = self.scheduler.forecast(trial, self.scheduler.extract(trial))
         return Tried(choice, solution.makespan_us, solution.peak_bytes)
+
+    def _rewritten(self, graph: fx.Graph, search: RetentionSearch, choice: Retention) -> fx.Graph:
+        trial = _carried_out(graph, search, choice)
+        for each in self.rewrites:
+            run_pass(each, trial)
+        return trial
 
     def bound_us(self, graph: fx.Graph, search: RetentionSearch) -> float:
         """Return a time that no choice within the budget and no order of it can beat, in the
         model's prices.
         """
         least_us = search.least_us(simulate(graph, self.cost).compute_us)
-        return max(lower_bound(self.scheduler.extract(graph).problem).us, least_us)
+        trial = self._rewritten(graph, search, search.everything())
+        return max(lower_bound(self.scheduler.extract(trial).problem).us, least_us)
 
     def _summary(self, graph: fx.Graph, search: RetentionSearch, best: Tried) -> list[str]:
         everything, bound = simulate(graph, self.cost), self.bound_us(graph, search)

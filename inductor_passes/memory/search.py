@@ -291,6 +291,7 @@ class RetentionSearch:
             if _may_move(crossing, i)
         ]
         self.junctions = [junctions(each) for each in self.crossings]
+        self._choices: dict[object, Retention] = {}
         self.channels = sorted(
             {name for each in self.crossings for value in each.values for name in value.us or ()}
         )
@@ -310,6 +311,10 @@ class RetentionSearch:
                 break
         for settings in OVER_HOST if self.movable else ():
             yield settings, self.choice(settings)
+
+    def everything(self) -> Retention:
+        """Return what keeps all that is faster to keep, were there memory for it."""
+        return self._choice(1, self._weights(1.0), 0.0)
 
     def choice(self, settings: SearchSettings) -> Retention:
         """Return the largest choice of some settings that fits at any price, or the leanest if none
@@ -347,6 +352,10 @@ class RetentionSearch:
     def _choice(
         self, stride: int, weights: Mapping[str, float], byte_us: float, host_bytes: float = 0.0
     ) -> Retention:
+        # Settings that differ by their limit alone begin with the same prices.
+        key = stride, tuple(weights.items()), byte_us, host_bytes
+        if key in self._choices:
+            return self._choices[key]
         cuts = []
         for crossing, found in zip(self.crossings, self.junctions, strict=True):
             values = list(crossing.values)
@@ -354,7 +363,8 @@ class RetentionSearch:
                 values[at] = replace(values[at], us=None)
             cut = cheapest(values, weights, byte_us + self.read_us)
             cuts.append(completed(crossing.values, cut.kept))
-        return self.priced(tuple(cuts), byte_us, self._moved(cuts, host_bytes))
+        self._choices[key] = self.priced(tuple(cuts), byte_us, self._moved(cuts, host_bytes))
+        return self._choices[key]
 
     def _moved(self, cuts: Sequence[MinimumCut], host_bytes: float) -> tuple[tuple[int, int], ...]:
         """Return what of the kept values goes to the host: the earliest, as many as may."""
@@ -459,6 +469,14 @@ class RetentionSearch:
                 price *= 2
             total += max(found)
         return total
+
+    def again_us(self, choice: Retention) -> float:
+        """Return the time of compute that runs again."""
+        return sum(
+            (crossing.values[i].us or {}).get(COMPUTE, 0.0)
+            for crossing, cut in zip(self.crossings, choice.cuts, strict=True)
+            for i in cut.again
+        )
 
     def gathers_again(self, choice: Retention) -> list[int]:
         """Return the numbers of the launches that run again."""

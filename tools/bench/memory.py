@@ -245,7 +245,7 @@ class Ways:
         self.cost = TopologyCostModel(load_topology(TOPOLOGY))
         self.search = RetentionSearch(self.graph, self.cost, sys.maxsize, may_move=True)
         self.inputs = input_bytes(self.graph)
-        _, self.everything = next(self.search.choices())
+        self.everything = self.search.everything()
         self.kept_by_upstream = {budget: self._min_cut(budget) for budget in BUDGETS}
 
     def _keeping(self, kept: list[set[fx.Node]]) -> Retention:
@@ -326,7 +326,7 @@ class Ways:
             if way == self.unshard:
                 hidden = int(best.us * self.search.host_bytes_per_us / 2)  # there and back
                 allowed += min(self.states_bytes, hidden)
-            found = ours.scheduled(self.graph, self.search, way(allowed), allowed, rewrites=True)
+            found = ours.scheduled(self.graph, self.search, way(allowed), allowed)
             fits = found.peak_bytes <= allowed
             row[way.__name__] = (
                 {"ms": found.us / 1e3, "peak": found.peak_bytes / limit} if fits else None

@@ -32,7 +32,7 @@ from statistics import geometric_mean, median, quantiles
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "demo"))
+sys.path[:0] = [str(ROOT / "tools" / "demo"), str(ROOT / "test" / "support")]
 WAYS = {"eager": "eager", "blocks": "upstream", "separate": "ours", "whole": "ours"}
 OTHERS = ("separate", "blocks", "eager")
 PARALLEL = ("tensor", "fsdp", "ddp")
@@ -48,6 +48,7 @@ def worker(options: argparse.Namespace) -> None:
     import data
     import torch
     import torch.distributed as dist
+    from live_memory import peak_bytes
     from torch.nn.parallel import DistributedDataParallel
 
     from dynamo_dist.numerics.comparison import plugin_for
@@ -130,27 +131,6 @@ def worker(options: argparse.Namespace) -> None:
         (options.work / "found.json").write_text(json.dumps(found))
     dist.barrier()
     leave_process()
-
-
-def peak_bytes(call: Callable[[], Any], times: int = 5) -> int:
-    """The most bytes of tensors that are alive during a call at once, over those before it.
-
-    The median of several calls: when a collective's buffers die, its thread decides.
-    """
-    from torch.profiler import ProfilerActivity, profile
-
-    call()
-    peaks = []
-    for _ in range(times):
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            call()
-        live = most = 0
-        for event in profiler.profiler.kineto_results.events():
-            if event.name() == "[memory]":
-                live += event.nbytes()
-                most = max(most, live)
-        peaks.append(most)
-    return sorted(peaks)[times // 2]
 
 
 def spent_ms(call: Callable[[], Any], times: int = 5) -> dict[str, float]:

@@ -18,16 +18,11 @@ WIDTH, LAYERS = 32, 4
 KEEP = "keep_within_budget"
 
 
-# What ranks agree on holds for a function as long as the job: each budget has its own.
-def rich(step, x):
+def within_a_budget(step, x):
     return step(x)
 
 
-def lean(step, x):
-    return step(x)
-
-
-def unlike(step, x):
+def beside_unlike_rows(step, x):
     return step(x)
 
 
@@ -60,9 +55,9 @@ def main():
     second = dist.get_rank() == 1
     decided = []
     for function, budget, rows in (
-        (rich, "100MiB", 256),
-        (lean, "900KiB" if second else "2MiB", 256),
-        (unlike, "900KiB", 64 if second else 256),
+        (within_a_budget, "100MiB", 256),
+        (within_a_budget, "900KiB" if second else "2MiB", 256),
+        (beside_unlike_rows, "900KiB", 64 if second else 256),
     ):
         want, _ = trained(rows)
         found, counters = trained(rows, function, budget)

@@ -25,6 +25,10 @@ def test_ranks_with_unlike_memory_budgets_keep_the_same(on_ranks):
     on_ranks(WORKER.with_name("budget_worker.py"), 2)
 
 
+def test_live_tensors_within_budgets_are_as_predicted(on_ranks):
+    on_ranks(WORKER.with_name("peak_worker.py"), 2)
+
+
 # Each is a compile for its own call: neither loses its plan to the other.
 @pytest.mark.parametrize("first", ["evaluation", pytest.param("step", marks=pytest.mark.sweep)])
 def test_evaluation_and_step_both_run_in_the_agreed_order(on_ranks, first):
