@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 from whole_step import Gated, Step, plain_step
 
@@ -171,6 +172,23 @@ def test_what_a_checkpoint_gives_up_is_not_kept():
     _, record = trained("100MiB", lambda: whole(network(Checkpointed)))
     assert kept(record).counters["kept"] <= LAYERS + 1
     assert not [note for note in kept(record).notes if "kept" in note and "x mm" in note]
+
+
+def test_the_bound_holds_for_what_rewrites_make_faster(mesh):
+    # Gloo's reduce-scatter takes twice the link that the exchange in its place takes.
+    def build():
+        model = nn.Sequential(*(Gated(512) for _ in range(2)))
+        for each in (*model, model):
+            fully_shard(each, mesh=mesh["tp"])
+        return whole(model)
+
+    options = {"memory": "100MiB", "topology": "cpu-gloo"}
+    with recorder.records_of_block() as records, graph_passes_only():
+        torch.compile(build(), backend="dynamo_dist", options=options)(torch.randn(8, 512))
+    (note,) = (each for each in kept(records[0]).notes if "(gap " in each)
+    assert float(note.split("(gap ")[1].split("%")[0]) >= 0
+    done = {each.name for each in records[0].passes if each.changed}
+    assert "scatter_by_exchange" in done
 
 
 @pytest.mark.slow
