@@ -26,7 +26,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.model import host_bytes_per_us
 from inductor_passes.graph.aliasing import alias_source, is_view
-from inductor_passes.graph.collectives import group_name, is_launch, is_wait, launches, tensor_bytes
+from inductor_passes.graph.collectives import (
+    group_name,
+    is_launch,
+    is_wait,
+    launches,
+    output_bytes,
+    tensor_bytes,
+)
 from inductor_passes.graph.edit import CAST, PLACING
 from inductor_passes.memory.liveness import Liveness
 from inductor_passes.memory.min_cut import MinimumCut, Value, cheapest, completed
@@ -102,18 +109,16 @@ def crossing_of(
             if any(user in border.backward for each in derived for user in each.users):
                 again[node] = is_again(node)
                 given_up.update(derived if again[node] else ())
-    return Crossing(
-        nodes,
-        tuple(
-            Value(
-                sources=tuple(place[each] for each in node.all_input_nodes if each in place),
-                bytes=None if node in given_up else _bytes_kept(border, node),
-                us=_us_again(border, node, cost, again),
-                read=any(user in border.backward for user in node.users),
-            )
-            for node in nodes
-        ),
-    )
+    values = []
+    for node in nodes:
+        size = None if node in given_up else _bytes_kept(border, node)
+        us = _us_again(border, node, cost, again)
+        read = any(user in border.backward for user in node.users)
+        if read and us is None and size is None:
+            size = output_bytes(node)  # no choice: a collective that the backward awaits
+        sources = tuple(place[each] for each in node.all_input_nodes if each in place)
+        values.append(Value(sources, size, us, read))
+    return Crossing(nodes, tuple(values))
 
 
 def _may_move(crossing: Crossing, i: int) -> bool:

@@ -220,7 +220,8 @@ class Drawn(nn.Module):
     def __init__(self, rng):
         super().__init__()
         self.linears = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-        self.steps = [
+        # The first reads a parameter: a loss that reads none has no backward.
+        self.steps = [("linear", 0.0)] + [
             (rng.choice(("linear", "sin", "mul", "add", "norm", "cat")), rng.random())
             for _ in range(rng.randint(6, 24))
         ]
