@@ -321,6 +321,14 @@ class RetentionSearch:
         """Return what keeps all that is faster to keep, were there memory for it."""
         return self._choice(1, self._weights(1.0), 0.0)
 
+    def keeping(self, kept: Sequence[Collection[fx.Node]]) -> Retention:
+        """Return the choice that keeps these nodes of each border's forward, as far as it may."""
+        cuts = [
+            completed(each.values, {i for i, node in enumerate(each.nodes) if node in nodes})
+            for each, nodes in zip(self.crossings, kept, strict=True)
+        ]
+        return self.priced(tuple(cuts), 0.0)
+
     def choice(self, settings: SearchSettings) -> Retention:
         """Return the largest choice of some settings that fits at any price, or the leanest if none
         fits.

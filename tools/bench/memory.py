@@ -54,7 +54,6 @@ from inductor_passes.graph_pass import PassContext
 from inductor_passes.inductor.session import CompileSession
 from inductor_passes.memory.budget import OPTION
 from inductor_passes.memory.keep_within_budget import KeepWithinBudget, input_bytes
-from inductor_passes.memory.min_cut import completed
 from inductor_passes.memory.search import Retention, RetentionSearch
 from inductor_passes.rewrite.rematerialize import kept_by_partition
 from inductor_passes.torch_compat.c10d import init_fake_group
@@ -248,13 +247,6 @@ class Ways:
         self.everything = self.search.everything()
         self.kept_by_upstream = {budget: self._min_cut(budget) for budget in BUDGETS}
 
-    def _keeping(self, kept: list[set[fx.Node]]) -> Retention:
-        cuts = [
-            completed(each.values, {i for i, node in enumerate(each.nodes) if node in nodes})
-            for each, nodes in zip(self.search.crossings, kept, strict=True)
-        ]
-        return self.search.priced(tuple(cuts), 0.0)
-
     def _min_cut(self, budget: float) -> list[set[fx.Node]]:
         with functorch_config.patch(activation_memory_budget=budget):
             return [set(kept_by_partition(self.gm, each)) for each in self.search.borders]
@@ -265,11 +257,11 @@ class Ways:
             {crossing.nodes[i] for alive in found[::2] for i in alive}
             for crossing, found in zip(self.search.crossings, self.search.junctions, strict=True)
         ]
-        return self._keeping(kept)
+        return self.search.keeping(kept)
 
     def min_cut(self, limit: int) -> Retention:
         """Upstream's partition with the largest budget of activations that fits."""
-        choices = [self._keeping(kept) for kept in self.kept_by_upstream.values()]
+        choices = [self.search.keeping(kept) for kept in self.kept_by_upstream.values()]
         return next((each for each in choices if each.peak_bytes <= limit), choices[-1])
 
     def unshard(self, limit: int) -> Retention:
@@ -284,7 +276,7 @@ class Ways:
                 if waits and node not in nodes and size:
                     us = sum((crossing.values[crossing.nodes.index(source)].us or {}).values())
                     gathers.append((-us / size, number, node))
-        best = self._keeping(kept)
+        best = self.search.keeping(kept)
         low, high = 0, len(gathers)
         ordered = sorted(gathers, key=lambda each: each[0])
         while low < high:
@@ -293,7 +285,7 @@ class Ways:
                 nodes | {node for _, border, node in ordered[:middle] if border == number}
                 for number, nodes in enumerate(kept)
             ]
-            if (choice := self._keeping(tried)).peak_bytes <= limit:
+            if (choice := self.search.keeping(tried)).peak_bytes <= limit:
                 best, low = choice, middle
             else:
                 high = middle - 1
@@ -349,22 +341,24 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=tuple(MODELS))
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rows", type=int, default=1, help="of 8192 tokens, of a rank")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="what it has of other models is kept")
     options = parser.parse_args()
     dynamo_dist.enable()
-    results: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
     for name in options.models:
         ways = Ways(*captured(name, options.layers, options.rows))
         for share in SHARES:
-            row = results[f"{name}, {share}"] = rounded(ways.row(share))
+            row = rows[f"{name}, {share}"] = rounded(ways.row(share))
             print(name, share, json.dumps(row), flush=True)
-    over = [row["over_best"] for row in results.values() if row["over_best"]]
-    summary = {"over_best": round(geometric_mean(over), 3), "worst": max(over)}
-    print(json.dumps(summary))
-    if options.json:
+        over = [row["over_best"] for row in rows.values() if row["over_best"]]
+        summary = {"over_best": round(geometric_mean(over), 3), "worst": max(over)}
         what = f"modelled on {TOPOLOGY}, {options.layers} layers of each, 8192 tokens a row"
-        result = {"torch": torch.__version__, "what": what, **summary, **results}
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        result = {"torch": torch.__version__, "what": what, **summary, "rows": rows}
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":
