@@ -275,7 +275,8 @@ class KeepWithinBudget(GraphPass):
         model's prices.
         """
         least_us = search.least_us(simulate(graph, self.cost).compute_us)
-        trial = self._rewritten(graph, search, search.everything())
+        everything = search.keeping([crossing.nodes for crossing in search.crossings])
+        trial = self._rewritten(graph, search, everything)
         return max(lower_bound(self.scheduler.extract(trial).problem).us, least_us)
 
     def _summary(self, graph: fx.Graph, search: RetentionSearch, best: Tried) -> list[str]:

@@ -317,10 +317,6 @@ class RetentionSearch:
         for settings in OVER_HOST if self.movable else ():
             yield settings, self.choice(settings)
 
-    def everything(self) -> Retention:
-        """Return what keeps all that is faster to keep, were there memory for it."""
-        return self._choice(1, self._weights(1.0), 0.0)
-
     def keeping(self, kept: Sequence[Collection[fx.Node]]) -> Retention:
         """Return the choice that keeps these nodes of each border's forward, as far as it may."""
         cuts = [

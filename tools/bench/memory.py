@@ -54,7 +54,7 @@ from inductor_passes.graph_pass import PassContext
 from inductor_passes.inductor.session import CompileSession
 from inductor_passes.memory.budget import OPTION
 from inductor_passes.memory.keep_within_budget import KeepWithinBudget, input_bytes
-from inductor_passes.memory.search import Retention, RetentionSearch
+from inductor_passes.memory.search import Retention, RetentionSearch, SearchSettings
 from inductor_passes.rewrite.rematerialize import kept_by_partition
 from inductor_passes.torch_compat.c10d import init_fake_group
 
@@ -244,7 +244,7 @@ class Ways:
         self.cost = TopologyCostModel(load_topology(TOPOLOGY))
         self.search = RetentionSearch(self.graph, self.cost, sys.maxsize, may_move=True)
         self.inputs = input_bytes(self.graph)
-        self.everything = self.search.everything()
+        self.everything = self.search.choice(SearchSettings())
         self.kept_by_upstream = {budget: self._min_cut(budget) for budget in BUDGETS}
 
     def _min_cut(self, budget: float) -> list[set[fx.Node]]:
