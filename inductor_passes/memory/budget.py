@@ -79,7 +79,8 @@ def least_of_ranks(place: str, budget: int) -> int:
     A rank waits for the others as long as it waits for agreement on a graph. Where some do not
     come, the least of those that came counts, for those too that come later. It stays for as long
     as the job does. A program that compiles one function within several budgets has several
-    agreements, by their order. Raises CoordinationError if the job's store fails.
+    agreements, by their order, which has to be that of all ranks. Raises CoordinationError if the
+    job's store fails.
     """
     store, seconds, job = c10d.job_store(), deadline_s(), id(c10d.default_group())
     ranks = sorted({rank for members in c10d.real_groups().values() for rank in members})

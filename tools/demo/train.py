@@ -63,20 +63,17 @@ def main() -> None:
             write_topology(Path(topology), compute=alone.slower)
         options = {"topology": topology}
         beside = BESIDE.get(args.parallel, {}) if alone is not None else {}
-        for budget in args.memory:
-            beside = {**beside, f"memory_{budget}": ("ours", {"memory": budget})}
+        within = {f"memory_{budget}": ("ours", {"memory": budget}) for budget in args.memory}
         runs = {
             name: Run(name, whose, work / "checkpoint", {**options, **own}, args.parallel, mesh)
-            for name, (whose, own) in {**{v: (v, {}) for v in TITLES}, **beside}.items()
+            for name, (whose, own) in {**{v: (v, {}) for v in TITLES}, **beside, **within}.items()
         }
         train(runs, batches, progress)
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
         data["report"] = report_with_times(runs, args.measured).to_json()
         if alone is not None:
             data["predicted"] = {
-                name: prediction(run, alone.ms)
-                for name, run in runs.items()
-                if name == "ours" or name.startswith("memory_")
+                name: prediction(runs[name], alone.ms) for name in ("ours", *within)
             }
         (work / f"rank{rank}.json").write_text(json.dumps(data))
         dist.barrier()
