@@ -4,7 +4,14 @@ Upstream has no rule for DTensors in a branch. Here both branches are traced and
 taken: whatever they launch, all ranks launch it. A loop breaks the graph.
 
 Upstream keeps the region as a graph of its own, which AOTAutograd runs on local tensors. Here it is
-traced in line, as eager mode runs it; a region of plain tensors stays upstream's.
+traced in line, as eager mode runs it, and so are two others:
+
+- What FSDP2's or DDP's forward calls: it reads parameters that its graph has gathered or taken to
+  average, and Dynamo looks for sources of them.
+- What the plugin's backend compiles with gradients: the region's forward hands views of its inputs
+  to its backward, and Inductor uses the memory of inputs that the graph has computed again.
+
+Other regions of plain tensors stay upstream's.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_dtensors, dynamo_trackers
 from dynamo_dist.torch_compat.patching import Patch
+from dynamo_dist.tracing import unsharded_parameters
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat import InstructionTranslatorBase, VariableTracker
@@ -29,16 +37,23 @@ def in_line(
 ) -> object:
     """The result of the region's function, traced here; None leaves it to upstream."""
     function, *given = args
-    inputs = [*given, *kwargs.values()]
-    if _holds_dtensors(dynamo_building.realized(function)) or any(
-        dynamo_dtensors.holds_tensor_of(each, DTensor) for each in inputs
+    read = [*args, *kwargs.values()]  # the function too: a module, or one of its methods
+    trains = dynamo_calls.is_our_backend(tx) and torch.is_grad_enabled()
+    if (
+        trains
+        or unsharded_parameters.is_in_forward(tx)
+        or any(
+            _is_module_of_dtensors(dynamo_building.realized(each))
+            or dynamo_dtensors.holds_tensor_of(each, DTensor)
+            for each in read
+        )
     ):
         return function.call_function(tx, given, kwargs)
     return None
 
 
-def _holds_dtensors(function: Any) -> bool:
-    module = dynamo_building.value_of(function)
+def _is_module_of_dtensors(tracker: Any) -> bool:
+    module = dynamo_building.value_of(tracker)
     return isinstance(module, nn.Module) and any(
         isinstance(each, DTensor) for each in [*module.parameters(), *module.buffers()]
     )

@@ -85,6 +85,12 @@ def _reads_if_any(tx: Any) -> Reads | None:
     return vars(tx.output).get("_dynamo_dist_reads")
 
 
+def is_in_forward(tx: Any) -> bool:
+    """Return whether a wrapper's forward is being traced."""
+    known = _reads_if_any(tx)
+    return known is not None and bool(known.inside)
+
+
 def enter(
     tx: InstructionTranslatorBase,
     wrapper: object,

@@ -107,6 +107,26 @@ def test_a_model_is_one_graph_each_way_and_stays_what_it_was(mesh):
         assert isinstance(param.grad, DTensor) and param.grad.placements == param.placements
 
 
+def as_regions(model, monkeypatch):
+    monkeypatch.setattr(Block, "forward", torch.compiler.nested_compile_region(Block.forward))
+    return model
+
+
+def test_blocks_that_are_regions_gather_and_reduce_as_others_do(mesh, monkeypatch):
+    model = as_regions(sharded(Model(), mesh["tp"]), monkeypatch)
+    function, graphs = compiled(model)
+    function(torch.ones(2, 8)).sum().backward()
+    assert graphs.counts[0] == {"all_gather_into_tensor": 10}
+    assert graphs.counts[1] == {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 10}
+
+
+def test_blocks_that_are_regions_are_averaged_as_others_are(mesh, monkeypatch):
+    model = as_regions(DistributedDataParallel(Model()), monkeypatch)
+    function, graphs = compiled(model)
+    function(torch.ones(2, 8)).sum().backward()
+    assert graphs.counts == [{}, {"all_reduce": 1}]
+
+
 def test_parameters_that_stay_gathered_are_not_gathered_again(mesh):
     model = sharded(Model(), mesh["tp"], reshard_after_forward=False)
     function, graphs = compiled(model)

@@ -69,6 +69,10 @@ class Block(nn.Module):
         return x + self.inner(x)
 
 
+class BlockAsRegion(Block):
+    forward = torch.compiler.nested_compile_region(Block.forward)
+
+
 class Experts(nn.Module):
     """One expert a rank; each takes its best tokens of every rank's, exchanged there and back."""
 
@@ -297,6 +301,13 @@ def checkpointed(build, optimize):
 
 
 @program
+def blocks_as_regions(build, optimize):
+    model = build(block=BlockAsRegion)
+    optimizer = optimize(model)
+    return whole_step.plain_step(model, optimizer), [model], [optimizer]
+
+
+@program
 def two_losses(build, optimize):
     model = build()
     optimizer = optimize(model)
@@ -398,9 +409,9 @@ def run(name, wrapper, optimize, inputs, options):
     wrap, mesh_of = WRAPPERS[wrapper]
     mesh, made = mesh_of(), []
 
-    def build(checkpointed=False, frozen=False):
+    def build(checkpointed=False, frozen=False, block=Block):
         torch.manual_seed(len(made))
-        layers = [Block(checkpointed) for _ in range(BLOCKS)]
+        layers = [block(checkpointed) for _ in range(BLOCKS)]
         layers[0].norm.weight.requires_grad_(not frozen)
         made.append(nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH)).double())
         return wrap(made[-1], mesh)
