@@ -203,10 +203,10 @@ def reduce_op(node: fx.Node) -> str | None:
 
 
 def sent_by(launch: fx.Node) -> list[fx.Node]:
-    """The tensors that a launch reads, without sizes of an exchange that nodes make."""
-    return [
-        node for node in launch.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)
-    ]
+    """The tensors that a launch sends, without sizes of an exchange that nodes make."""
+    # A copy to the host or back sends the first one, and comes behind others.
+    sent = launch.all_input_nodes[: 1 if is_of_host_copy(launch) else None]
+    return [node for node in sent if isinstance(node.meta.get("val"), torch.Tensor)]
 
 
 def input_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
@@ -250,6 +250,20 @@ def output_bytes(node: fx.Node) -> int:
     value = node.meta.get("val")
     tensors = value if isinstance(value, (list, tuple)) else (value,)
     return sum(tensor_bytes(t) for t in tensors if isinstance(t, torch.Tensor))
+
+
+def released_bytes(node: fx.Node) -> int:
+    """Bytes of an input whose memory a call gives back, until what it returns is read last."""
+    op = _op(node)
+    if op is None or op.namespace != HOST_NAMESPACE or op._opname != "release":
+        return 0
+    return tensor_bytes(next(input_tensors(node)))
+
+
+def is_of_host_copy(node: fx.Node) -> bool:
+    """Return whether a call copies a value to the host's memory or back, or stands beside that."""
+    op = _op(node)
+    return op is not None and op.namespace == HOST_NAMESPACE
 
 
 # Collectives that return only when they are done: no wait follows, the compute stream stands still.

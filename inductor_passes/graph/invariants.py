@@ -12,6 +12,7 @@ from inductor_passes.graph.aliasing import written_to_input
 from inductor_passes.graph.collectives import (
     group_name,
     is_launch,
+    is_of_host_copy,
     is_wait,
     launches,
     loose_users,
@@ -99,7 +100,7 @@ def check_functional(graph: fx.Graph, name: str) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if is_launch(node) or is_wait(node):
+        if is_launch(node) or is_wait(node) or is_of_host_copy(node):
             continue
         if node.target._schema.is_mutable and node not in writes:
             raise PreconditionError(

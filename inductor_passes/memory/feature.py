@@ -39,6 +39,9 @@ def _checked_offload(value: Any, options: PassOptions) -> bool | None:
     return value
 
 
+VALUES = "values"  # what may be moved, where the user has not said
+
+
 class MemoryBudget(Extension):
     """The options that say how much memory a step may take, and where."""
 
@@ -53,8 +56,8 @@ class MemoryBudget(Extension):
             checked,
         ),
         OFFLOAD: Option(
-            "whether values may wait for their backward in memory of the host. None "
-            "allows it on GPUs.",
+            "whether values may wait for their backward in memory of the host, and the "
+            "optimizer's states for their update. None allows it for values, on GPUs.",
             None,
             _checked_offload,
         ),
@@ -72,7 +75,8 @@ class MemoryBudget(Extension):
         devices = (value.device for value in values if isinstance(value, torch.Tensor))
         device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
         agreed = least_of_ranks(place_of(gm.graph), budget_bytes(given, device))
-        offload = options.extra.get(OFFLOAD, device.type != "cpu")
+        # By default values alone: a step that fails while a state is away has lost it.
+        offload = options.extra.get(OFFLOAD, VALUES if device.type != "cpu" else False)
         return replace(options, extra={**options.extra, OPTION: agreed, OFFLOAD: offload})
 
 

@@ -1,28 +1,47 @@
-"""Move values to the host's memory, and back before a backward reads them.
+"""Move values to the host's memory, and back before a backward or an update reads them.
 
 A copy is a launch and a wait, as a collective is, over a channel of its own: the scheduler decides
 when it starts and when it is awaited. On a GPU it runs on a stream beside what computes, through
 memory that is pinned. Tensors that are the host's already are copied at once, so that what a graph
 computes can be tested without a GPU.
+
+What an optimizer keeps between steps is an input of the graph. Its tensor stays the program's: its
+storage is empty from where the copy is done to the update, which writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import bisect
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import HOST, HOST_NAMESPACE
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.model import host_bytes_per_us
+from inductor_passes.graph.aliasing import is_view, written_to_input
+from inductor_passes.graph.collectives import HOST, HOST_NAMESPACE, role, tensor_bytes
 from inductor_passes.graph.edit import emit
-from inductor_passes.graph.phases import inherit_phase
+from inductor_passes.graph.invariants import epilogue
+from inductor_passes.graph.phases import inherit_phase, stage_of
 from inductor_passes.rewrite.rematerialize import Border
 
 _library = torch.library.Library(HOST_NAMESPACE, "DEF")
 _library.define("offload(Tensor value, str group_name) -> Tensor")
-_library.define("reload(Tensor copy, Device device, str group_name) -> Tensor")
+# ``after``: from ``reached``. The copy takes memory, and starts no earlier than that is computed.
+_library.define("reload(Tensor copy, Device device, str group_name, Tensor? after=None) -> Tensor")
+_library.define("reached(Tensor value) -> Tensor")
 # The source is alive until its copy is done: who awaits the copy reads it.
 _library.define("wait_tensor(Tensor(a) copy, Tensor source) -> Tensor(a)")
+# ``copy`` and ``back`` are arguments so that neither runs before what it has to come behind. A CUDA
+# graph would not see memory come and go.
+_tags = (torch.Tag.cudagraph_unsafe,)
+_library.define("release(Tensor(a!) state, Tensor copy) -> Tensor", tags=_tags)
+_library.define("restore(Tensor(a!) state, Tensor released, Tensor back) -> ()", tags=_tags)
+
+SMALLEST_MOVED = 2**20  # bytes: a smaller copy takes its start and little else
 
 _streams: dict[torch.device, torch.Stream] = {}
 _events: dict[int, torch.Event] = {}  # of copies on their way, by the address of their result
@@ -46,11 +65,17 @@ def _offload(value: torch.Tensor, group_name: str) -> torch.Tensor:
     return _copied(value, torch.empty_like(value, device="cpu", pin_memory=True), value.device)
 
 
-def _reload(copy: torch.Tensor, device: torch.device, group_name: str) -> torch.Tensor:
+def _reload(
+    copy: torch.Tensor, device: torch.device, group_name: str, after: torch.Tensor | None = None
+) -> torch.Tensor:
     if device.type == "cpu":
         return copy.clone()
     # Memory of the stream that computes: it is freed where that stream has read it.
     return _copied(copy, torch.empty_like(copy, device=device), device)
+
+
+def _reached(value: torch.Tensor) -> torch.Tensor:
+    return value.new_empty(0, device="cpu")
 
 
 def _wait(copy: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -60,10 +85,27 @@ def _wait(copy: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return copy
 
 
+def _release(state: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    storage = state.untyped_storage()
+    # A tensor that shows a part of a storage leaves the others what they hold.
+    if storage.nbytes() == state.nbytes:
+        storage.resize_(0)
+    return copy.new_empty(0)
+
+
+def _restore(state: torch.Tensor, released: torch.Tensor, back: torch.Tensor) -> None:
+    storage = state.untyped_storage()
+    if not storage.nbytes():
+        storage.resize_(state.nbytes)
+
+
 for _name, _call, _shown in (
     ("offload", _offload, lambda value, group_name: torch.empty_like(value, device="cpu")),
-    ("reload", _reload, lambda copy, device, group_name: torch.empty_like(copy, device=device)),
+    ("reload", _reload, lambda copy, device, *_: torch.empty_like(copy, device=device)),
+    ("reached", _reached, _reached),
     ("wait_tensor", _wait, lambda copy, source: copy),
+    ("release", _release, lambda state, copy: copy.new_empty(0)),
+    ("restore", _restore, lambda state, released, back: None),
 ):
     _library.impl(_name, _call, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{HOST_NAMESPACE}::{_name}", _shown, lib=_library)
@@ -97,3 +139,107 @@ def move_to_host(border: Border, values: Collection[fx.Node]) -> None:
             border.add_to_backward(node)
         for user in behind:
             user.replace_input_with(value, read)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An input that only the update of a training step reads, and writes."""
+
+    node: fx.Node
+    readers: tuple[fx.Node, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensor."""
+        return tensor_bytes(self.node.meta["val"])
+
+
+def states_of(graph: fx.Graph) -> list[State]:
+    """Return the states that a whole training step updates behind its backwards."""
+    written = {write.args[0] for write in epilogue(graph)}
+    states: list[State] = []
+    for node in graph.find_nodes(op="placeholder"):
+        readers = tuple(user for user in node.users if written_to_input(user) is None)
+        if (
+            node in written
+            and {stage_of(reader) for reader in readers} == {"update"}
+            and tensor_bytes(node.meta["val"]) >= SMALLEST_MOVED
+        ):
+            states.append(State(node, readers))
+    return states
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Places in a graph: before ``gone`` a state's copy to the host is awaited, before ``starts``
+    the one back begins, and from ``first`` to ``last`` the update reads it.
+    """
+
+    gone: int
+    starts: int
+    first: int
+    last: int
+
+
+class Timetable:
+    """When copies to the host can be done, and have to start back, to hold nothing up in the order
+    of a graph.
+    """
+
+    def __init__(self, graph: fx.Graph, cost: CostModel) -> None:
+        self.place = {node: i for i, node in enumerate(graph.nodes)}
+        self._starts_us = [0.0, *itertools.accumulate(map(cost.compute_us, graph.nodes))]
+        self._bytes_per_us = host_bytes_per_us(cost)
+        self._begin = len(graph.find_nodes(op="placeholder"))
+
+    def of(self, states: Sequence[State]) -> list[Away]:
+        """Return the places of each, all copies being on one link, in this order."""
+        reads = [[self.place[reader] for reader in state.readers] for state in states]
+        gone, clock = list[int](), 0.0
+        for state in states:
+            clock += state.bytes / self._bytes_per_us
+            gone.append(max(self._begin, bisect.bisect_left(self._starts_us, clock)))
+        starts, latest = [0] * len(states), self._starts_us[-1]
+        for i in sorted(range(len(states)), key=lambda i: min(reads[i]), reverse=True):
+            by_then = min(latest, self._starts_us[min(reads[i])])
+            latest = by_then - states[i].bytes / self._bytes_per_us
+            starts[i] = bisect.bisect_right(self._starts_us, latest) - 1
+        return [
+            Away(min(out, min(at)), min(max(out, back), min(at)), min(at), max(at))
+            for out, back, at in zip(gone, starts, reads, strict=True)
+        ]
+
+
+def _is_computed(node: fx.Node) -> bool:
+    is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+    return node.op == "call_function" and is_tensor and not (role(node) or is_view(node))
+
+
+def move_states(graph: fx.Graph, states: Sequence[State], cost: CostModel) -> None:
+    """Give the memory of states back up to their update, which reads copies from the host."""
+    ops = getattr(torch.ops, HOST_NAMESPACE)
+    nodes = list(graph.nodes)
+    begin = next(node for node in nodes if node.op != "placeholder")
+    times = Timetable(graph, cost).of(states)
+    copies: list[fx.Node] = []
+
+    def add(at: fx.Node, operator: object, *args: object) -> fx.Node:
+        with graph.inserting_before(at):
+            node = emit(graph, operator, args, state.node)
+        inherit_phase(node, at)
+        return node
+
+    for state in states:
+        copies.append(add(begin, ops.offload.default, state.node, HOST))
+    for state, out, away in zip(states, copies, times, strict=True):
+        gone, starts, first = (nodes[at] for at in (away.gone, away.starts, away.first))
+        held = add(gone, ops.wait_tensor.default, out, state.node)
+        released = add(gone, ops.release.default, state.node, held)
+        device = state.node.meta["val"].device
+        before = next((each for each in reversed(nodes[: away.starts]) if _is_computed(each)), None)
+        after = None if before is None else add(starts, ops.reached.default, before)
+        back = add(starts, ops.reload.default, held, device, HOST, after)
+        read = add(first, ops.wait_tensor.default, back, held)
+        add(first, ops.restore.default, state.node, released, read)
+        for reader in state.readers:
+            reader.replace_input_with(state.node, read)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +30,7 @@ from inductor_passes.graph.phases import clear_phases, mark_joint
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.memory.budget import OFFLOAD, OPTION, budget_bytes
-from inductor_passes.memory.host_copies import move_to_host
+from inductor_passes.memory.host_copies import State, move_states, move_to_host
 from inductor_passes.memory.search import Retention, RetentionSearch, SearchSettings
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass
@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 RESERVE = 0.05
 # Of a step, for copies to the host: where they spare less, what waits for them takes it.
 LEAST_SPARED = 0.05
+LEAST_SPARED_BY_STATES = 0.01  # nothing waits for them before the update
 ROUNDS = 3  # in which less is kept because a schedule did not fit
 MOST_LINES = 10  # of a list for people
 
@@ -94,8 +95,9 @@ def _may_be_faster(search: RetentionSearch, choice: Retention, best: Tried) -> b
     if best.peak_bytes > search.limit_bytes:
         return True
     again_us = search.again_us(choice)
-    if choice.moved:
-        return search.again_us(best.choice) - again_us >= LEAST_SPARED * best.us
+    if choice.moved or choice.states:
+        least = LEAST_SPARED if choice.moved else LEAST_SPARED_BY_STATES
+        return search.again_us(best.choice) - again_us >= least * best.us
     return search.compute_us + again_us < best.us
 
 
@@ -103,7 +105,9 @@ def _rank(limit: int) -> Callable[[Tried], tuple[int, float]]:
     return lambda tried: (max(0, tried.peak_bytes - limit), tried.us)
 
 
-def _carried_out(graph: fx.Graph, search: RetentionSearch, choice: Retention) -> fx.Graph:
+def _carried_out(
+    graph: fx.Graph, search: RetentionSearch, choice: Retention, cost: CostModel
+) -> fx.Graph:
     """A copy of a graph in which runs again what a choice says."""
     trial = TrialCopy(graph)
     twins = trial.twins()
@@ -112,7 +116,12 @@ def _carried_out(graph: fx.Graph, search: RetentionSearch, choice: Retention) ->
     recompute_marked(trial.graph)
     for border in borders(trial.graph) if choice.moved else ():
         move_to_host(border, [twins[node] for node in search.moves(choice)])
+    move_states(trial.graph, [_twin(each, twins) for each in search.states[: choice.states]], cost)
     return trial.graph
+
+
+def _twin(state: State, twins: Mapping[fx.Node, fx.Node]) -> State:
+    return State(twins[state.node], tuple(twins[each] for each in state.readers))
 
 
 def _move(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
@@ -153,6 +162,7 @@ class KeepWithinBudget(GraphPass):
         budget: float,
         *,
         may_move: bool = False,
+        may_release: bool = False,
         ranks_differ: bool = False,
     ) -> None:
         self.cost = cost
@@ -160,6 +170,7 @@ class KeepWithinBudget(GraphPass):
         self.rewrites = rewrites
         self.budget = budget
         self.may_move = may_move
+        self.may_release = may_release
         self.ranks_differ = ranks_differ
 
     @classmethod
@@ -171,6 +182,7 @@ class KeepWithinBudget(GraphPass):
             [each for each in rewrites if not context.exact or each.numerics is Numerics.BITWISE],
             context.extra.get(OPTION, 0),
             may_move=bool(context.extra.get(OFFLOAD)),
+            may_release=context.extra.get(OFFLOAD) is True,
             ranks_differ=context.ranks_differ,
         )
 
@@ -179,7 +191,8 @@ class KeepWithinBudget(GraphPass):
         return OPTION in options.extra
 
     def digest(self) -> str:
-        return f"{self.budget} {self.may_move} {self.scheduler.digest()} {self.ranks_differ}"
+        moves = f"{self.may_move} {self.may_release}"
+        return f"{self.budget} {moves} {self.scheduler.digest()} {self.ranks_differ}"
 
     def run(self, graph: fx.Graph) -> PassStats:
         given = TrialCopy(graph)
@@ -187,20 +200,24 @@ class KeepWithinBudget(GraphPass):
             mark_joint(given.graph)
         limit = value_limit(graph, self.budget)
         again = self._as_the_program(given.graph)
-        search = RetentionSearch(given.graph, self.cost, limit, again, may_move=self.may_move)
+        search = self._search(given.graph, limit, again)
         if not search.borders:
             return PassStats(changed=False)
         best = self.fastest(given.graph, search)
         chosen = search.gathers_again(best.choice)
         if (agreed := agree_on_gathers(given.graph, self.budget, chosen)) != chosen:
-            search = RetentionSearch(given.graph, self.cost, limit, agreed, may_move=self.may_move)
+            search = self._search(given.graph, limit, agreed)
             best = self.fastest(given.graph, search)
         kept, runs_again = search.marks(best.choice)
         moved = search.moves(best.choice)
         notes = [*self._summary(given.graph, search, best), *_lines("kept", kept)]
+        states = search.states[: best.choice.states]
         notes += [*_lines("moved to the host", moved), *_lines("runs again", runs_again)]
+        if states:
+            size = _gib(sum(each.bytes for each in states))
+            notes.append(f"on the host up to the update: {len(states)} x optimizer state, {size}")
         if best.peak_bytes > limit:
-            trial = _carried_out(given.graph, search, best.choice)
+            trial = _carried_out(given.graph, search, best.choice, self.cost)
             missing = self._missing(trial, limit, best.peak_bytes)
             log.warning("%s", "\n  ".join(missing))
             notes = [*missing, *notes]
@@ -208,11 +225,16 @@ class KeepWithinBudget(GraphPass):
         decide_kept(graph, [original[n] for n in kept], [original[n] for n in runs_again])
         if moved:
             _move(graph, [original[n] for n in moved])
+        move_states(graph, [_twin(each, original) for each in states], self.cost)
         gathers = sum(is_launch(node) for node in runs_again)
         computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in runs_again)
         counters = {"kept": len(kept), "computed_again": computed, "gathered_again": gathers}
-        counters["moved_to_host"] = len(moved)
+        counters["moved_to_host"] = len(moved) + len(states)
         return PassStats(changed=True, counters=counters, notes=tuple(notes))
+
+    def _search(self, graph: fx.Graph, limit: int, again: list[int] | None) -> RetentionSearch:
+        ways = {"may_move": self.may_move, "may_release": self.may_release}
+        return RetentionSearch(graph, self.cost, limit, again, **ways)
 
     def _as_the_program(self, graph: fx.Graph) -> list[int] | None:
         """The gathers that the program has run again, where ranks may hold other graphs or cannot
@@ -246,7 +268,7 @@ class KeepWithinBudget(GraphPass):
         seen: set[object] = set()
         best: tuple[Tried, SearchSettings] | None = None
         for settings, choice in search.choices():
-            kept = (*(cut.kept for cut in choice.cuts), choice.moved)
+            kept = (*(cut.kept for cut in choice.cuts), choice.moved, choice.states)
             if kept in seen or (best and not _may_be_faster(search, choice, best[0])):
                 continue
             seen.add(kept)
@@ -265,7 +287,7 @@ class KeepWithinBudget(GraphPass):
         return Tried(choice, solution.makespan_us, solution.peak_bytes)
 
     def _rewritten(self, graph: fx.Graph, search: RetentionSearch, choice: Retention) -> fx.Graph:
-        trial = _carried_out(graph, search, choice)
+        trial = _carried_out(graph, search, choice, self.cost)
         for each in self.rewrites:
             run_pass(each, trial)
         return trial

@@ -6,7 +6,8 @@ of the backward that needs it, and lives until the last one there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import fx
 
@@ -42,17 +43,27 @@ class Liveness:
                 self._border_ahead[place[node]] = number
         self.place = place
 
-    def bytes_over_time(self, again: Collection[int], moved: Collection[int] = ()) -> list[int]:
+    def bytes_over_time(
+        self,
+        again: Collection[int],
+        moved: Collection[int] = (),
+        beside: Iterable[tuple[int, int, int]] = (),
+    ) -> list[int]:
         """Return what is alive while each node runs, those that run again included.
 
         ``again``: places of nodes of forwards that their backward does not find kept; ``moved``: of
         those that it reads from the host. They are back just before they are read, and gone when
-        the forward has read them.
+        the forward has read them. ``beside``: bytes that no node makes, and the first and the last
+        place where they are alive; negative for an input's memory that is free.
         """
         fresh: list[int] = []
         last: list[int] = []  # by entry, the one that reads it last
         entries: dict[int, int] = {}  # of a node, the entry that holds its memory
         copies: dict[int, int] = {}
+        begins = defaultdict[int, list[tuple[int, int]]](list)
+        for size, first, end in beside:
+            begins[first].append((size, end))
+        ends = defaultdict[int, list[int]](list)
 
         def held(i: int, border: int) -> int:
             copied = border >= 0 and self._border_ahead[i] == border and i in copies
@@ -68,11 +79,17 @@ class Liveness:
             return at if owner == i else held(owner, border)
 
         for i in range(len(self._reads)):
+            for size, end in begins.get(i, ()):
+                ends[end].append(len(fresh))
+                fresh.append(size)
+                last.append(0)  # until it ends
             border = self._border_behind[i]
             if border >= 0:
                 for source in self._missing(i, border, again, moved, copies):
                     copies[source] = run(source, border, comes_back=source in moved)
             entries[i] = run(i, border)
+            for at in ends.get(i, ()):
+                last[at] = len(fresh) - 1
         return live_bytes(fresh, last)
 
     def _missing(

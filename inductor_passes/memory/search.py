@@ -6,7 +6,8 @@ single values that still fit, the latest of the forward first: they live shortes
 for collectives that are hidden or not, are scheduled as the graph will be, and the fastest wins.
 
 Where values may be moved to the host's memory, those that are kept longest are, the earliest of the
-forward, as far as a share of the step's compute hides the copies.
+forward, and what the optimizer keeps between steps, as far as a share of the step's compute hides
+the copies.
 
 A minimum cut knows how much is kept, and not when. Without a limit it would keep the first layer's
 input and compute all others from it, each of which would live through the backward. So values that
@@ -15,6 +16,7 @@ alone connect what is before them with what is behind them are kept, or every se
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +37,7 @@ from inductor_passes.graph.collectives import (
     tensor_bytes,
 )
 from inductor_passes.graph.edit import CAST, PLACING
+from inductor_passes.memory.host_copies import SMALLEST_MOVED, State, Timetable, states_of
 from inductor_passes.memory.liveness import Liveness
 from inductor_passes.memory.min_cut import MinimumCut, Value, cheapest, completed
 from inductor_passes.rewrite.bucket import GATHERED_FOR
@@ -50,7 +53,6 @@ COMPUTE = "compute"
 PRICES = 10  # that are tried to find one, each time in the middle of what is left
 STRIDES = (1, 2)  # of values that are kept between what runs again
 SKIPPED = 6  # values that are passed over because they do not fit, where later ones may
-SMALLEST_MOVED = 2**20  # bytes: a smaller copy takes its start and little else
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,15 @@ class SearchSettings:
 
     ``share``: of the limit that it takes; the rest is left for what the scheduler gathers ahead of
     time. ``link``: what a collective that runs again weighs beside 1 for compute, because it may be
-    hidden in part. ``host``: share of the time of compute for copies to the host and back.
+    hidden in part. ``host``, ``states``: shares of the time of compute for copies to the host and
+    back, of values and of states.
     """
 
     share: float = 1.0
     link: float = 1.0
     stride: int = 1
     host: float = 0.0
+    states: float = 0.0
 
 
 ON_DEVICE = (
@@ -76,6 +80,8 @@ ON_DEVICE = (
     SearchSettings(0.6),
 )
 OVER_HOST = (SearchSettings(host=0.5), SearchSettings(0.9, host=0.9))
+STATES_OVER_HOST = (SearchSettings(states=0.5), SearchSettings(0.9, states=0.9))
+BOTH_OVER_HOST = (SearchSettings(0.9, host=0.4, states=0.5),)
 # Of what lives between two places: what is twice as much is inside of a layer.
 RISE = 2.0
 
@@ -253,6 +259,7 @@ class Retention:
     peak_bytes: int
     byte_us: float
     moved: tuple[tuple[int, int], ...] = ()  # border and place of what is kept on the host
+    states: int = 0  # how many of the states wait there, the first ones
 
     @property
     def kept_bytes(self) -> int:
@@ -275,6 +282,7 @@ class RetentionSearch:
         gathered_again: Collection[int] | None = None,
         *,
         may_move: bool = False,
+        may_release: bool = False,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.host_bytes_per_us = host_bytes_per_us(cost) if may_move else 0.0
@@ -295,6 +303,10 @@ class RetentionSearch:
             for i in range(len(crossing.nodes) if self.host_bytes_per_us else 0)
             if _may_move(crossing, i)
         ]
+        self.states: list[State] = []
+        if may_release and self.host_bytes_per_us:
+            self.states = states_of(graph)
+        self._times = Timetable(graph, cost) if self.states else None
         self.junctions = [junctions(each) for each in self.crossings]
         self._choices: dict[object, Retention] = {}
         self.channels = sorted(
@@ -314,7 +326,12 @@ class RetentionSearch:
                     return  # everything is kept, and as much is left as any leave
             if found.peak_bytes <= ON_DEVICE[-1].share * self.limit_bytes:
                 break
-        for settings in OVER_HOST if self.movable else ():
+        settings_over_host = [
+            *(OVER_HOST if self.movable else ()),
+            *(STATES_OVER_HOST if self.states else ()),
+            *(BOTH_OVER_HOST if self.movable and self.states else ()),
+        ]
+        for settings in settings_over_host:
             yield settings, self.choice(settings)
 
     def keeping(self, kept: Sequence[Collection[fx.Node]]) -> Retention:
@@ -330,19 +347,20 @@ class RetentionSearch:
         fits.
         """
         weights, limit = self._weights(settings.link), int(settings.share * self.limit_bytes)
-        host_bytes = settings.host * self.compute_us * self.host_bytes_per_us / 2  # there and back
-        rich = self._choice(settings.stride, weights, 0.0, host_bytes)
+        both_ways = self.compute_us * self.host_bytes_per_us / 2
+        host_bytes, states = settings.host * both_ways, self._within(settings.states * both_ways)
+        rich = self._choice(settings.stride, weights, 0.0, host_bytes, states)
         # At this price a microsecond buys no byte.
         dear = 1.0 + sum(
             sum((value.us or {}).values()) for each in self.crossings for value in each.values
         )
-        lean = self._choice(settings.stride, weights, dear, host_bytes)
+        lean = self._choice(settings.stride, weights, dear, host_bytes, states)
         if lean.peak_bytes > limit:
             return lean
         low, high = 1e-12, dear
         for _ in range(PRICES if rich.peak_bytes > limit else 0):
             middle = (low * high) ** 0.5
-            tried = self._choice(settings.stride, weights, middle, host_bytes)
+            tried = self._choice(settings.stride, weights, middle, host_bytes, states)
             if tried.peak_bytes <= limit:
                 lean, high = tried, middle
             else:
@@ -355,14 +373,24 @@ class RetentionSearch:
             found = self._filled(lean, rich, limit, host_bytes)
         return self._without_needless_moves(found, limit)
 
+    def _within(self, host_bytes: float) -> int:
+        """Return how many states take no more than so many bytes."""
+        sizes = itertools.accumulate(each.bytes for each in self.states)
+        return sum(size <= host_bytes for size in sizes)
+
     def _weights(self, link: float) -> dict[str, float]:
         return {name: 1.0 if name == COMPUTE else link for name in self.channels}
 
     def _choice(
-        self, stride: int, weights: Mapping[str, float], byte_us: float, host_bytes: float = 0.0
+        self,
+        stride: int,
+        weights: Mapping[str, float],
+        byte_us: float,
+        host_bytes: float = 0.0,
+        states: int = 0,
     ) -> Retention:
         # Settings that differ by their limit alone begin with the same prices.
-        key = stride, tuple(weights.items()), byte_us, host_bytes
+        key = stride, tuple(weights.items()), byte_us, host_bytes, states
         if key in self._choices:
             return self._choices[key]
         cuts = []
@@ -372,7 +400,8 @@ class RetentionSearch:
                 values[at] = replace(values[at], us=None)
             cut = cheapest(values, weights, byte_us + self.read_us)
             cuts.append(completed(crossing.values, cut.kept))
-        self._choices[key] = self.priced(tuple(cuts), byte_us, self._moved(cuts, host_bytes))
+        moved = self._moved(cuts, host_bytes)
+        self._choices[key] = self.priced(tuple(cuts), byte_us, moved, states)
         return self._choices[key]
 
     def _moved(self, cuts: Sequence[MinimumCut], host_bytes: float) -> tuple[tuple[int, int], ...]:
@@ -386,11 +415,18 @@ class RetentionSearch:
         return tuple(moved)
 
     def _without_needless_moves(self, choice: Retention, limit: int) -> Retention:
-        """Leave the latest values where they are, as far as the choice still fits."""
-        best, low, high = choice, 0, len(choice.moved)
+        """Leave the latest values where they are, and the last states, as far as the choice still
+        fits.
+        """
+
+        def with_moves(count: int) -> Retention:
+            moved, states = choice.moved[:count], max(0, count - len(choice.moved))
+            return self.priced(choice.cuts, choice.byte_us, moved, states)
+
+        best, low, high = choice, 0, len(choice.moved) + choice.states
         while low < high:
             middle = (low + high) // 2
-            tried = self.priced(choice.cuts, choice.byte_us, choice.moved[:middle])
+            tried = with_moves(middle)
             if tried.peak_bytes <= limit:
                 best, high = tried, middle
             else:
@@ -411,7 +447,7 @@ class RetentionSearch:
                 kept[number].add(i)
             pairs = zip(self.crossings, kept, strict=True)
             cuts = tuple(completed(crossing.values, each) for crossing, each in pairs)
-            return self.priced(cuts, lean.byte_us, self._moved(cuts, host_bytes))
+            return self.priced(cuts, lean.byte_us, self._moved(cuts, host_bytes), lean.states)
 
         best, added = lean, list[tuple[int, int]]()
         for _ in range(1 + SKIPPED):
@@ -432,6 +468,7 @@ class RetentionSearch:
         cuts: tuple[MinimumCut, ...],
         byte_us: float,
         moved: tuple[tuple[int, int], ...] = (),
+        states: int = 0,
     ) -> Retention:
         """Return a choice of what each border keeps, with its peak."""
         again = {
@@ -440,8 +477,18 @@ class RetentionSearch:
             for i in cut.again
         }
         away = {self.liveness.place[self.crossings[number].nodes[i]] for number, i in moved}
-        peak = max(self.liveness.bytes_over_time(again, away))
-        return Retention(cuts, peak, byte_us, moved)
+        peak = max(self.liveness.bytes_over_time(again, away, self._beside(states)))
+        return Retention(cuts, peak, byte_us, moved, states)
+
+    def _beside(self, states: int) -> list[tuple[int, int, int]]:
+        """Return what the first states take less while they are away, and their copies more."""
+        found = []
+        away = self._times.of(self.states[:states]) if self._times else []
+        for state, times in zip(self.states, away, strict=False):
+            if times.gone < times.first:
+                found.append((-state.bytes, times.gone, times.first - 1))
+            found.append((state.bytes, times.starts, times.last))
+        return found
 
     def least_us(self, compute_us: float) -> float:
         """Return the least time of any choice that fits, of a step that computes for so long
@@ -452,6 +499,7 @@ class RetentionSearch:
         if not self.host_bytes_per_us:
             return compute_us + self._least_again_us(self.limit_bytes)
         low, high = 0.0, float(sum(value.bytes or 0 for c in self.crossings for value in c.values))
+        high += sum(each.bytes for each in self.states)
         for _ in range(PRICES):
             middle = (low + high) / 2
             again_us = self._least_again_us(self.limit_bytes + middle)

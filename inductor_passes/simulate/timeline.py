@@ -10,7 +10,14 @@ from torch import fx
 
 from inductor_passes.cost.model import CostModel
 from inductor_passes.graph.aliasing import alias_source, written_to_input
-from inductor_passes.graph.collectives import blocking_kind, group_name, kind, output_bytes, role
+from inductor_passes.graph.collectives import (
+    blocking_kind,
+    group_name,
+    kind,
+    output_bytes,
+    released_bytes,
+    role,
+)
 from inductor_passes.graph.phases import stage_of
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute, live_bytes
@@ -83,8 +90,12 @@ def graph_live_bytes(
 
 
 def value_bytes(node: fx.Node) -> int:
-    """Bytes of the tensors that a call makes on the device; 0 for inputs and constants."""
-    return output_bytes(node) if node.op == "call_function" and kind(node) != "offload" else 0
+    """Bytes of the tensors that a call makes on the device; 0 for inputs and constants.
+
+    Negative for what gives an input's memory back.
+    """
+    made = node.op == "call_function" and kind(node) != "offload"
+    return output_bytes(node) - released_bytes(node) if made else 0
 
 
 COMPUTE_LANE = "compute"

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from whole_step import Gated, Step, plain_step
 
 from inductor_passes.errors import OptionError
+from inductor_passes.graph.collectives import HOST_NAMESPACE
 from inductor_passes.inductor.session import graph_passes_only
-from inductor_passes.memory import search
+from inductor_passes.memory import host_copies, search
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.report import recorder
 
@@ -130,6 +131,36 @@ def test_values_wait_on_the_host_for_their_backward(lowers):
     held = 3 * LAYERS * WIDTH * WIDTH * 8 + ROWS * WIDTH * 8
     assert record.after.peak_bytes + held < 4 * 2**20
     torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
+
+
+def whole_adamw():
+    model = network()
+    return plain_step(model, torch.optim.AdamW(model.parameters(), foreach=False))
+
+
+@LOWERINGS
+def test_states_wait_on_the_host_for_their_update(lowers, monkeypatch):
+    monkeypatch.setattr(host_copies, "SMALLEST_MOVED", 2**14)
+    want, _ = trained(None, whole_adamw, lowers)
+    _, without = trained("4MiB", whole_adamw)
+    assert kept(without).notes[0].startswith("No choice fits")
+    found, record = trained("4MiB", whole_adamw, lowers, offload=True)
+    (line,) = (note for note in kept(record).notes if note.startswith("on the host up to"))
+    assert "x optimizer state" in line
+    held = 3 * LAYERS * WIDTH * WIDTH * 8 * 3 + ROWS * WIDTH * 8  # two states a parameter
+    assert record.after.peak_bytes + held < 4 * 2**20
+    torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
+
+
+def test_a_state_that_shares_its_storage_keeps_it():
+    ops = getattr(torch.ops, HOST_NAMESPACE)
+    whole, pair = torch.ones(4), torch.ones(2, 4)
+    for state, left in ((whole, 0), (pair[0], 8 * 4)):
+        released = ops.release(state, state.clone())
+        assert state.untyped_storage().nbytes() == left
+        ops.restore(state, released, state)
+        assert state.untyped_storage().nbytes() == max(left, 4 * 4)
+    assert pair.sum() == 8
 
 
 @pytest.mark.usefixtures("small_moves")
