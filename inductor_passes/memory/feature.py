@@ -20,7 +20,7 @@ from inductor_passes.memory.budget import (
     checked,
     least_of_ranks,
 )
-from inductor_passes.memory.keep_within_budget import CapSchedule, KeepWithinBudget
+from inductor_passes.memory.keep_within_budget import CapSchedule, KeepWithinBudget, MoveStates
 from inductor_passes.ranks.collective_trace import place_of
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.torch_compat import c10d
@@ -81,7 +81,8 @@ class MemoryBudget(Extension):
 
 
 def register() -> None:
-    """Add the option and the passes."""
+    """Add the options and the passes."""
     registry.register(KeepWithinBudget, before=ScheduleGraph.name)
     registry.register(CapSchedule, before=ScheduleGraph.name)
+    registry.register(MoveStates, after=ScheduleGraph.name)
     registry.register_extension(MemoryBudget())

@@ -21,18 +21,15 @@ from torch import fx
 
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.model import host_bytes_per_us
-from inductor_passes.graph.aliasing import is_view, written_to_input
-from inductor_passes.graph.collectives import HOST, HOST_NAMESPACE, role, tensor_bytes
+from inductor_passes.graph.aliasing import written_to_input
+from inductor_passes.graph.collectives import HOST, HOST_NAMESPACE, tensor_bytes
 from inductor_passes.graph.edit import emit
-from inductor_passes.graph.invariants import epilogue
 from inductor_passes.graph.phases import inherit_phase, stage_of
 from inductor_passes.rewrite.rematerialize import Border
 
 _library = torch.library.Library(HOST_NAMESPACE, "DEF")
 _library.define("offload(Tensor value, str group_name) -> Tensor")
-# ``after``: from ``reached``. The copy takes memory, and starts no earlier than that is computed.
-_library.define("reload(Tensor copy, Device device, str group_name, Tensor? after=None) -> Tensor")
-_library.define("reached(Tensor value) -> Tensor")
+_library.define("reload(Tensor copy, Device device, str group_name) -> Tensor")
 # The source is alive until its copy is done: who awaits the copy reads it.
 _library.define("wait_tensor(Tensor(a) copy, Tensor source) -> Tensor(a)")
 # ``copy`` and ``back`` are arguments so that neither runs before what it has to come behind. A CUDA
@@ -65,17 +62,11 @@ def _offload(value: torch.Tensor, group_name: str) -> torch.Tensor:
     return _copied(value, torch.empty_like(value, device="cpu", pin_memory=True), value.device)
 
 
-def _reload(
-    copy: torch.Tensor, device: torch.device, group_name: str, after: torch.Tensor | None = None
-) -> torch.Tensor:
+def _reload(copy: torch.Tensor, device: torch.device, group_name: str) -> torch.Tensor:
     if device.type == "cpu":
         return copy.clone()
     # Memory of the stream that computes: it is freed where that stream has read it.
     return _copied(copy, torch.empty_like(copy, device=device), device)
-
-
-def _reached(value: torch.Tensor) -> torch.Tensor:
-    return value.new_empty(0, device="cpu")
 
 
 def _wait(copy: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -101,8 +92,7 @@ def _restore(state: torch.Tensor, released: torch.Tensor, back: torch.Tensor) ->
 
 for _name, _call, _shown in (
     ("offload", _offload, lambda value, group_name: torch.empty_like(value, device="cpu")),
-    ("reload", _reload, lambda copy, device, *_: torch.empty_like(copy, device=device)),
-    ("reached", _reached, _reached),
+    ("reload", _reload, lambda copy, device, group_name: torch.empty_like(copy, device=device)),
     ("wait_tensor", _wait, lambda copy, source: copy),
     ("release", _release, lambda state, copy: copy.new_empty(0)),
     ("restore", _restore, lambda state, released, back: None),
@@ -154,9 +144,20 @@ class State:
         return tensor_bytes(self.node.meta["val"])
 
 
+# Of the ``meta`` of an input that waits on the host up to its update: the bytes of it that a
+# schedule may use.
+AWAY = "inductor_passes_away"
+
+
+def marked_away(graph: fx.Graph) -> list[State]:
+    """Return the states that are marked to wait on the host, as far as they still are such."""
+    return [state for state in states_of(graph) if AWAY in state.node.meta]
+
+
 def states_of(graph: fx.Graph) -> list[State]:
     """Return the states that a whole training step updates behind its backwards."""
-    written = {write.args[0] for write in epilogue(graph)}
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = {copy.args[0] for copy in copies if written_to_input(copy)}
     states: list[State] = []
     for node in graph.find_nodes(op="placeholder"):
         readers = tuple(user for user in node.users if written_to_input(user) is None)
@@ -210,11 +211,6 @@ class Timetable:
         ]
 
 
-def _is_computed(node: fx.Node) -> bool:
-    is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
-    return node.op == "call_function" and is_tensor and not (role(node) or is_view(node))
-
-
 def move_states(graph: fx.Graph, states: Sequence[State], cost: CostModel) -> None:
     """Give the memory of states back up to their update, which reads copies from the host."""
     ops = getattr(torch.ops, HOST_NAMESPACE)
@@ -236,9 +232,7 @@ def move_states(graph: fx.Graph, states: Sequence[State], cost: CostModel) -> No
         held = add(gone, ops.wait_tensor.default, out, state.node)
         released = add(gone, ops.release.default, state.node, held)
         device = state.node.meta["val"].device
-        before = next((each for each in reversed(nodes[: away.starts]) if _is_computed(each)), None)
-        after = None if before is None else add(starts, ops.reached.default, before)
-        back = add(starts, ops.reload.default, held, device, HOST, after)
+        back = add(starts, ops.reload.default, held, device, HOST)
         read = add(first, ops.wait_tensor.default, back, held)
         add(first, ops.restore.default, state.node, released, read)
         for reader in state.readers:

@@ -1,7 +1,8 @@
-"""Let a user say how much memory a training step may take: two passes.
+"""Let a user say how much memory a training step may take: three passes.
 
-One marks what the forward keeps for the backward, before the two are parted. The other one caps
-what the schedule of each graph may take.
+One marks what the forward keeps for the backward, before the two are parted, and which states of
+the optimizer wait on the host. The second one caps what the schedule of each graph may take, and
+the third one moves the states.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +26,13 @@ from inductor_passes.graph.collectives import (
     output_bytes,
     tensor_bytes,
 )
+from inductor_passes.graph.dependencies import relink
 from inductor_passes.graph.edit import TrialCopy
 from inductor_passes.graph.phases import clear_phases, mark_joint
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.memory.budget import OFFLOAD, OPTION, budget_bytes
-from inductor_passes.memory.host_copies import State, move_states, move_to_host
+from inductor_passes.memory.host_copies import AWAY, marked_away, move_states, move_to_host
 from inductor_passes.memory.search import Retention, RetentionSearch, SearchSettings
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass
@@ -63,11 +65,15 @@ MOST_LINES = 10  # of a list for people
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A choice as it is scheduled: the time of the step (us) and its peak (bytes)."""
+    """A choice as it is scheduled: the time of the step (us) and its peak (bytes).
+
+    ``away_bytes``: what the schedule may take beyond the limit, because states are away.
+    """
 
     choice: Retention
     us: float
     peak_bytes: int
+    away_bytes: int = 0
 
 
 def agree_on_gathers(graph: fx.Graph, budget: float, chosen: list[int]) -> list[int]:
@@ -105,10 +111,8 @@ def _rank(limit: int) -> Callable[[Tried], tuple[int, float]]:
     return lambda tried: (max(0, tried.peak_bytes - limit), tried.us)
 
 
-def _carried_out(
-    graph: fx.Graph, search: RetentionSearch, choice: Retention, cost: CostModel
-) -> fx.Graph:
-    """A copy of a graph in which runs again what a choice says."""
+def _carried_out(graph: fx.Graph, search: RetentionSearch, choice: Retention) -> fx.Graph:
+    """A copy of a graph in which runs again what a choice says, and states are marked."""
     trial = TrialCopy(graph)
     twins = trial.twins()
     kept, again = search.marks(choice)
@@ -116,12 +120,9 @@ def _carried_out(
     recompute_marked(trial.graph)
     for border in borders(trial.graph) if choice.moved else ():
         move_to_host(border, [twins[node] for node in search.moves(choice)])
-    move_states(trial.graph, [_twin(each, twins) for each in search.states[: choice.states]], cost)
+    for state in search.states[: choice.states]:
+        twins[state.node].meta[AWAY] = state.bytes
     return trial.graph
-
-
-def _twin(state: State, twins: Mapping[fx.Node, fx.Node]) -> State:
-    return State(twins[state.node], tuple(twins[each] for each in state.readers))
 
 
 def _move(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
@@ -217,7 +218,8 @@ class KeepWithinBudget(GraphPass):
             size = _gib(sum(each.bytes for each in states))
             notes.append(f"on the host up to the update: {len(states)} x optimizer state, {size}")
         if best.peak_bytes > limit:
-            trial = _carried_out(given.graph, search, best.choice, self.cost)
+            trial = _carried_out(given.graph, search, best.choice)
+            move_states(trial, marked_away(trial), self.cost)
             missing = self._missing(trial, limit, best.peak_bytes)
             log.warning("%s", "\n  ".join(missing))
             notes = [*missing, *notes]
@@ -225,11 +227,12 @@ class KeepWithinBudget(GraphPass):
         decide_kept(graph, [original[n] for n in kept], [original[n] for n in runs_again])
         if moved:
             _move(graph, [original[n] for n in moved])
-        move_states(graph, [_twin(each, original) for each in states], self.cost)
+        for state in states:
+            original[state.node].meta[AWAY] = best.away_bytes // len(states)
         gathers = sum(is_launch(node) for node in runs_again)
         computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in runs_again)
         counters = {"kept": len(kept), "computed_again": computed, "gathered_again": gathers}
-        counters["moved_to_host"] = len(moved) + len(states)
+        counters["moved_to_host"] = len(moved)
         return PassStats(changed=True, counters=counters, notes=tuple(notes))
 
     def _search(self, graph: fx.Graph, limit: int, again: list[int] | None) -> RetentionSearch:
@@ -281,13 +284,33 @@ class KeepWithinBudget(GraphPass):
         self, graph: fx.Graph, search: RetentionSearch, choice: Retention, limit: int
     ) -> Tried:
         """Schedule a step that keeps what a choice says, behind the passes that rewrite it."""
+        away = sum(state.bytes for state in search.states[: choice.states])
+        found = self._scheduled(graph, search, choice, limit, away)
+        if choice.states and found.peak_bytes > limit:
+            # Where the schedule takes most, some states may not be away any more, or not yet.
+            away -= found.peak_bytes - limit
+            found = self._scheduled(graph, search, choice, limit, max(away, 0))
+        return found
+
+    def _scheduled(
+        self, graph: fx.Graph, search: RetentionSearch, choice: Retention, limit: int, away: int
+    ) -> Tried:
         trial = self._rewritten(graph, search, choice)
-        trial.output_node().meta[CAP_BYTES] = limit
-        solution, _ = self.scheduler.forecast(trial, self.scheduler.extract(trial))
-        return Tried(choice, solution.makespan_us, solution.peak_bytes)
+        trial.output_node().meta[CAP_BYTES] = limit + away
+        extracted = self.scheduler.extract(trial)
+        solution, _ = self.scheduler.forecast(trial, extracted)
+        us, peak = solution.makespan_us, solution.peak_bytes
+        if choice.states:
+            relink(trial, extracted.order(solution.order))
+            before = simulate(trial, self.cost)
+            move_states(trial, marked_away(trial), self.cost)
+            after = simulate(trial, self.cost)
+            us += after.makespan_us - before.makespan_us
+            peak += after.peak_bytes - before.peak_bytes
+        return Tried(choice, us, peak, away)
 
     def _rewritten(self, graph: fx.Graph, search: RetentionSearch, choice: Retention) -> fx.Graph:
-        trial = _carried_out(graph, search, choice, self.cost)
+        trial = _carried_out(graph, search, choice)
         for each in self.rewrites:
             run_pass(each, trial)
         return trial
@@ -393,8 +416,41 @@ class CapSchedule(GraphPass):
         return str(self.budget)
 
     def run(self, graph: fx.Graph) -> PassStats:
-        graph.output_node().meta[CAP_BYTES] = value_limit(graph, self.budget)
+        away = sum(state.node.meta[AWAY] for state in marked_away(graph))
+        graph.output_node().meta[CAP_BYTES] = value_limit(graph, self.budget) + away
         return PassStats(changed=False)
+
+
+class MoveStates(GraphPass):
+    """Have the optimizer's states that are marked wait on the host up to their update.
+
+    Behind the scheduler, which would bring them back as early as memory allows. Their copies hide
+    under what is computed in the order that it has found.
+
+    Requires: nothing.
+    Ensures:  the update reads the same values; other nodes stay.
+    Stats:    ``moved_to_host`` (states).
+    """
+
+    name = "move_states"
+    needs_collectives = False
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+
+    @classmethod
+    def build(cls, context: PassContext) -> MoveStates:
+        return cls(context.cost)
+
+    @classmethod
+    def enabled(cls, options: PassOptions) -> bool:
+        return options.extra.get(OFFLOAD) is True
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        states = marked_away(graph)
+        if states:
+            move_states(graph, states, self.cost)
+        return PassStats(changed=bool(states), counters={"moved_to_host": len(states)})
 
 
 def value_limit(graph: fx.Graph, budget: float) -> int:

@@ -39,8 +39,7 @@ class Node:
 
     ``kind``: one of ``KINDS``. ``deps``: ids that must come before it.
     ``us``: microseconds on the compute stream; 0 for launches, waits and views.
-    ``bytes``: fresh memory that its value holds on this rank; 0 for a view or a wait. Negative: so
-        much is free while the value lives.
+    ``bytes``: fresh memory that its value holds on this rank; 0 for a view or a wait.
     ``alias``: id whose memory the value shares, or None.
     ``group``, ``op``, ``dtype``, ``reduce``, ``payload``: of a launch; ``payload`` is bytes of this
         rank's input, ``reduce`` is None for operations that do not reduce. ``group`` of compute: it

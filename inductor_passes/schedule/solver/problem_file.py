@@ -29,7 +29,7 @@ _NODE = {
         "kind": _TEXT,
         "deps": _IDS,
         "us": _AMOUNT,
-        "bytes": {"type": "integer"},
+        "bytes": _COUNT,
         "alias": {"type": ["integer", "null"]},
         "launch": {"type": ["integer", "null"]},
         "group": _TEXT,
