@@ -203,10 +203,10 @@ def reduce_op(node: fx.Node) -> str | None:
 
 
 def sent_by(launch: fx.Node) -> list[fx.Node]:
-    """The tensors that a launch sends, without sizes of an exchange that nodes make."""
-    # A copy to the host or back sends the first one, and comes behind others.
-    sent = launch.all_input_nodes[: 1 if is_of_host_copy(launch) else None]
-    return [node for node in sent if isinstance(node.meta.get("val"), torch.Tensor)]
+    """The tensors that a launch reads, without sizes of an exchange that nodes make."""
+    return [
+        node for node in launch.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)
+    ]
 
 
 def input_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
