@@ -236,8 +236,14 @@ class KeepWithinBudget(GraphPass):
         return PassStats(changed=True, counters=counters, notes=tuple(notes))
 
     def _search(self, graph: fx.Graph, limit: int, again: list[int] | None) -> RetentionSearch:
-        ways = {"may_move": self.may_move, "may_release": self.may_release}
-        return RetentionSearch(graph, self.cost, limit, again, **ways)
+        return RetentionSearch(
+            graph,
+            self.cost,
+            limit,
+            again,
+            may_move=self.may_move,
+            may_release=self.may_release,
+        )
 
     def _as_the_program(self, graph: fx.Graph) -> list[int] | None:
         """The gathers that the program has run again, where ranks may hold other graphs or cannot

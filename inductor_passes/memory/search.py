@@ -79,9 +79,13 @@ ON_DEVICE = (
     SearchSettings(0.75),
     SearchSettings(0.6),
 )
-OVER_HOST = (SearchSettings(host=0.5), SearchSettings(0.9, host=0.9))
-STATES_OVER_HOST = (SearchSettings(states=0.5), SearchSettings(0.9, states=0.9))
-BOTH_OVER_HOST = (SearchSettings(0.9, host=0.4, states=0.5),)
+OVER_HOST = (
+    SearchSettings(host=0.5),
+    SearchSettings(0.9, host=0.9),
+    SearchSettings(states=0.5),
+    SearchSettings(0.9, states=0.9),
+    SearchSettings(0.9, host=0.4, states=0.5),
+)
 # Of what lives between two places: what is twice as much is inside of a layer.
 RISE = 2.0
 
@@ -326,13 +330,9 @@ class RetentionSearch:
                     return  # everything is kept, and as much is left as any leave
             if found.peak_bytes <= ON_DEVICE[-1].share * self.limit_bytes:
                 break
-        settings_over_host = [
-            *(OVER_HOST if self.movable else ()),
-            *(STATES_OVER_HOST if self.states else ()),
-            *(BOTH_OVER_HOST if self.movable and self.states else ()),
-        ]
-        for settings in settings_over_host:
-            yield settings, self.choice(settings)
+        for settings in OVER_HOST:
+            if (self.movable or not settings.host) and (self.states or not settings.states):
+                yield settings, self.choice(settings)
 
     def keeping(self, kept: Sequence[Collection[fx.Node]]) -> Retention:
         """Return the choice that keeps these nodes of each border's forward, as far as it may."""
