@@ -33,7 +33,7 @@ from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.memory.budget import OFFLOAD, OPTION, budget_bytes
 from inductor_passes.memory.host_copies import AWAY, marked_away, move_states, move_to_host
-from inductor_passes.memory.search import Retention, RetentionSearch, SearchSettings
+from inductor_passes.memory.search import Choose, Retention, RetentionSearch
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass
 from inductor_passes.ranks.collective_trace import digest, frame_of_graph
@@ -42,6 +42,7 @@ from inductor_passes.rewrite import REWRITES
 from inductor_passes.rewrite.rematerialize import (
     borders,
     decide_kept,
+    kept_by_partition,
     may_repeat,
     recompute_marked,
 )
@@ -58,7 +59,6 @@ log = logging.getLogger(__name__)
 RESERVE = 0.05
 # Of a step, for copies to the host: where they spare less, what waits for them takes it.
 LEAST_SPARED = 0.05
-LEAST_SPARED_BY_STATES = 0.01  # nothing waits for them before the update
 ROUNDS = 3  # in which less is kept because a schedule did not fit
 MOST_LINES = 10  # of a list for people
 
@@ -101,9 +101,8 @@ def _may_be_faster(search: RetentionSearch, choice: Retention, best: Tried) -> b
     if best.peak_bytes > search.limit_bytes:
         return True
     again_us = search.again_us(choice)
-    if choice.moved or choice.states:
-        least = LEAST_SPARED if choice.moved else LEAST_SPARED_BY_STATES
-        return search.again_us(best.choice) - again_us >= least * best.us
+    if choice.moved and not (best.choice.moved or best.choice.states):
+        return search.again_us(best.choice) - again_us >= LEAST_SPARED * best.us
     return search.compute_us + again_us < best.us
 
 
@@ -260,28 +259,29 @@ class KeepWithinBudget(GraphPass):
         is kept.
         """
         limit = search.limit_bytes
-        best, settings = self._shortest(graph, search)
+        best, choose = self._shortest(graph, search)
         found = best
         for _ in range(ROUNDS):
             if found.peak_bytes <= limit:
                 break
             search.limit_bytes -= found.peak_bytes - limit
-            found = self.scheduled(graph, search, search.choice(settings), limit)
+            found = self.scheduled(graph, search, choose(), limit)
             best = min(best, found, key=_rank(limit))
         search.limit_bytes = limit
         return best
 
-    def _shortest(self, graph: fx.Graph, search: RetentionSearch) -> tuple[Tried, SearchSettings]:
+    def _shortest(self, graph: fx.Graph, search: RetentionSearch) -> tuple[Tried, Choose]:
         """Return the choice with the shortest schedule, and how it was found."""
         limit = search.limit_bytes
         seen: set[object] = set()
-        best: tuple[Tried, SearchSettings] | None = None
-        for settings, choice in search.choices():
+        best: tuple[Tried, Choose] | None = None
+        partition = [kept_by_partition(border) for border in search.borders]
+        for choose, choice in search.choices(partition):
             kept = (*(cut.kept for cut in choice.cuts), choice.moved, choice.states)
             if kept in seen or (best and not _may_be_faster(search, choice, best[0])):
                 continue
             seen.add(kept)
-            found = self.scheduled(graph, search, choice, limit), settings
+            found = self.scheduled(graph, search, choice, limit), choose
             best = min(best or found, found, key=lambda each: _rank(limit)(each[0]))
         assert best is not None
         return best

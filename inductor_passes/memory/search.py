@@ -3,7 +3,8 @@
 A price of memory gives a choice (``min_cut.py``): the dearer a byte is, the more is computed or
 gathered again. The search looks for the price whose choice is the largest one that fits, and adds
 single values that still fit, the latest of the forward first: they live shortest. A few choices,
-for collectives that are hidden or not, are scheduled as the graph will be, and the fastest wins.
+for collectives that are hidden or not, are scheduled as the graph will be, beside what upstream's
+partition would keep without a budget, and the fastest wins.
 
 Where values may be moved to the host's memory, those that are kept longest are, the earliest of the
 forward, and what the optimizer keeps between steps, as far as a share of the step's compute hides
@@ -16,6 +17,7 @@ alone connect what is before them with what is behind them are kept, or every se
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -86,6 +88,8 @@ OVER_HOST = (
     SearchSettings(0.9, states=0.9),
     SearchSettings(0.9, host=0.4, states=0.5),
 )
+# Beside what upstream's partition keeps.
+OF_PARTITION = (SearchSettings(0.0), SearchSettings(0.9, states=0.9))
 # Of what lives between two places: what is twice as much is inside of a layer.
 RISE = 2.0
 
@@ -271,6 +275,9 @@ class Retention:
         return sum(cut.bytes for cut in self.cuts)
 
 
+Choose = Callable[[], Retention]
+
+
 class RetentionSearch:
     """Find choices for one graph with marked phases that fit into ``limit_bytes`` of values.
 
@@ -317,12 +324,18 @@ class RetentionSearch:
             {name for each in self.crossings for value in each.values for name in value.us or ()}
         )
 
-    def choices(self) -> Iterator[tuple[SearchSettings, Retention]]:
-        """Yield choices to schedule: the largest that fits of each setting."""
+    def choices(
+        self, partition: Sequence[Collection[fx.Node]]
+    ) -> Iterator[tuple[Choose, Retention]]:
+        """Yield choices to schedule, each with what finds it, to be called again for another limit:
+        the largest that fits of each setting, and ``partition``: what upstream's partition
+        keeps of each border's forward.
+        """
         for stride in STRIDES:
             for settings in ON_DEVICE:
-                found = self.choice(replace(settings, stride=stride))
-                yield replace(settings, stride=stride), found
+                choose = functools.partial(self.choice, replace(settings, stride=stride))
+                found = choose()
+                yield choose, found
                 if (
                     found.byte_us == 0.0
                     and found.peak_bytes <= ON_DEVICE[-1].share * self.limit_bytes
@@ -330,17 +343,47 @@ class RetentionSearch:
                     return  # everything is kept, and as much is left as any leave
             if found.peak_bytes <= ON_DEVICE[-1].share * self.limit_bytes:
                 break
-        for settings in OVER_HOST:
-            if (self.movable or not settings.host) and (self.states or not settings.states):
-                yield settings, self.choice(settings)
+        others: list[Choose] = [
+            functools.partial(self.of_partition, partition, settings)
+            for settings in OF_PARTITION
+            if self.states or not settings.states
+        ]
+        others += [
+            functools.partial(self.choice, settings)
+            for settings in OVER_HOST
+            if (self.movable or not settings.host) and (self.states or not settings.states)
+        ]
+        for find in others:
+            yield find, find()
 
-    def keeping(self, kept: Sequence[Collection[fx.Node]]) -> Retention:
-        """Return the choice that keeps these nodes of each border's forward, as far as it may."""
+    def of_partition(
+        self, partition: Sequence[Collection[fx.Node]], settings: SearchSettings
+    ) -> Retention:
+        """Keep what upstream's partition does, and of gathered parameters what a share of the limit
+        allows beside it.
+        """
+        limit = int(settings.share * self.limit_bytes)
+        away = self._within(settings.states * self.compute_us * self.host_bytes_per_us / 2)
+        lean = self.keeping(partition, away)
+        gathered = [
+            {
+                *kept,
+                *(node for node in each.nodes if is_wait(node) and GATHERED_FOR in _custom(node)),
+            }
+            for each, kept in zip(self.crossings, partition, strict=True)
+        ]
+        found = self._filled(lean, self.keeping(gathered, away), limit, 0.0)
+        return self._without_needless_moves(found, limit)
+
+    def keeping(self, kept: Sequence[Collection[fx.Node]], states: int = 0) -> Retention:
+        """Return the choice that keeps these nodes of each border's forward, as far as it may, and
+        the first states on the host.
+        """
         cuts = [
             completed(each.values, {i for i, node in enumerate(each.nodes) if node in nodes})
             for each, nodes in zip(self.crossings, kept, strict=True)
         ]
-        return self.priced(tuple(cuts), 0.0)
+        return self.priced(tuple(cuts), 0.0, states=states)
 
     def choice(self, settings: SearchSettings) -> Retention:
         """Return the largest choice of some settings that fits at any price, or the leanest if none

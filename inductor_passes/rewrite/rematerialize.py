@@ -36,7 +36,7 @@ def rematerialize(gm: fx.GraphModule) -> int:
     if gm.graph.output_node().meta.get(_DECIDED):
         return recompute_marked(gm.graph)
     crossed = (border for border in borders(gm.graph) if border.is_crossed)
-    return sum(border.recompute(kept_by_partition(gm, border)) for border in crossed)
+    return sum(border.recompute(kept_by_partition(border)) for border in crossed)
 
 
 def decide_kept(graph: fx.Graph, kept: Iterable[fx.Node], again: Iterable[fx.Node]) -> None:
@@ -123,7 +123,7 @@ class Border:
         self.backward[node] = None
 
 
-def kept_by_partition(gm: fx.GraphModule, border: Border) -> frozenset[fx.Node]:
+def kept_by_partition(border: Border) -> frozenset[fx.Node]:
     """Return what upstream would keep of a graph of a border's two sides alone."""
     joint = fx.Graph()
     twins: dict[fx.Node, fx.Node] = {}
@@ -147,7 +147,7 @@ def kept_by_partition(gm: fx.GraphModule, border: Border) -> frozenset[fx.Node]:
         n for n in border.backward if not n.users or any(u not in border.backward for u in n.users)
     ]
     joint.output((needed, *outside, *(twins[node] for node in ends)))
-    module = fx.GraphModule(gm, joint)
+    module = fx.GraphModule({}, joint)
     names = values_kept_for_backward(module, 1 + len(outside))
     return frozenset(node for node in border.forward if twins[node].name in names)
 

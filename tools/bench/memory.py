@@ -241,7 +241,7 @@ class Ways:
     """The ways of one graph: what each would keep within a budget, and how long the step is."""
 
     def __init__(self, gm: fx.GraphModule, states_bytes: int) -> None:
-        self.gm, self.graph, self.states_bytes = gm, gm.graph, states_bytes
+        self.graph, self.states_bytes = gm.graph, states_bytes
         self.cost = TopologyCostModel(load_topology(TOPOLOGY))
         self.search = RetentionSearch(
             self.graph, self.cost, sys.maxsize, may_move=True, may_release=True
@@ -252,7 +252,7 @@ class Ways:
 
     def _min_cut(self, budget: float) -> list[set[fx.Node]]:
         with functorch_config.patch(activation_memory_budget=budget):
-            return [set(kept_by_partition(self.gm, each)) for each in self.search.borders]
+            return [set(kept_by_partition(each)) for each in self.search.borders]
 
     def checkpoint(self, limit: int) -> Retention:
         """Block inputs alone are kept."""

@@ -73,6 +73,13 @@ def test_less_memory_keeps_less_and_changes_no_bit():
     assert most["kept"] > least["kept"] and least["computed_again"] > 0
 
 
+def test_what_upstream_keeps_is_taken_where_it_is_faster(monkeypatch):
+    monkeypatch.setattr(search, "ON_DEVICE", (search.SearchSettings(0.01),))
+    (want, leanest), (losses, record) = trained("4MiB"), trained("100MiB")
+    assert torch.equal(losses, want)
+    assert kept(record).counters["computed_again"] < kept(leanest).counters["computed_again"]
+
+
 def test_without_the_option_upstream_decides():
     optimizer_less = network()
     with recorder.records_of_block() as records, graph_passes_only():
