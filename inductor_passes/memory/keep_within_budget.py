@@ -42,7 +42,6 @@ from inductor_passes.rewrite import REWRITES
 from inductor_passes.rewrite.rematerialize import (
     borders,
     decide_kept,
-    kept_by_partition,
     may_repeat,
     recompute_marked,
 )
@@ -265,7 +264,10 @@ class KeepWithinBudget(GraphPass):
             if found.peak_bytes <= limit:
                 break
             search.limit_bytes -= found.peak_bytes - limit
-            found = self.scheduled(graph, search, choose(), limit)
+            choice = choose()
+            if choice == found.choice:
+                break  # nothing less can be kept in this way
+            found = self.scheduled(graph, search, choice, limit)
             best = min(best, found, key=_rank(limit))
         search.limit_bytes = limit
         return best
@@ -275,8 +277,7 @@ class KeepWithinBudget(GraphPass):
         limit = search.limit_bytes
         seen: set[object] = set()
         best: tuple[Tried, Choose] | None = None
-        partition = [kept_by_partition(border) for border in search.borders]
-        for choose, choice in search.choices(partition):
+        for choose, choice in search.choices():
             kept = (*(cut.kept for cut in choice.cuts), choice.moved, choice.states)
             if kept in seen or (best and not _may_be_faster(search, choice, best[0])):
                 continue

@@ -46,6 +46,7 @@ from inductor_passes.rewrite.bucket import GATHERED_FOR
 from inductor_passes.rewrite.rematerialize import (
     Border,
     borders,
+    kept_by_partition,
     may_repeat,
 )
 from inductor_passes.simulate.execution import live_bytes
@@ -88,8 +89,7 @@ OVER_HOST = (
     SearchSettings(0.9, states=0.9),
     SearchSettings(0.9, host=0.4, states=0.5),
 )
-# Beside what upstream's partition keeps.
-OF_PARTITION = (SearchSettings(0.0), SearchSettings(0.9, states=0.9))
+SHARE = 0.9  # of the limit, and of compute for copies of states, beside upstream's partition
 # Of what lives between two places: what is twice as much is inside of a layer.
 RISE = 2.0
 
@@ -324,12 +324,9 @@ class RetentionSearch:
             {name for each in self.crossings for value in each.values for name in value.us or ()}
         )
 
-    def choices(
-        self, partition: Sequence[Collection[fx.Node]]
-    ) -> Iterator[tuple[Choose, Retention]]:
+    def choices(self) -> Iterator[tuple[Choose, Retention]]:
         """Yield choices to schedule, each with what finds it, to be called again for another limit:
-        the largest that fits of each setting, and ``partition``: what upstream's partition
-        keeps of each border's forward.
+        the largest that fits of each setting, and what upstream's partition keeps.
         """
         for stride in STRIDES:
             for settings in ON_DEVICE:
@@ -343,37 +340,29 @@ class RetentionSearch:
                     return  # everything is kept, and as much is left as any leave
             if found.peak_bytes <= ON_DEVICE[-1].share * self.limit_bytes:
                 break
-        others: list[Choose] = [
-            functools.partial(self.of_partition, partition, settings)
-            for settings in OF_PARTITION
-            if self.states or not settings.states
-        ]
+        partition = [kept_by_partition(each) for each in self.borders]
+        others: list[Choose] = [functools.partial(self.keeping, partition)]
+        if self.states:
+            others.append(functools.partial(self._partition_with_states_away, partition))
         others += [
             functools.partial(self.choice, settings)
             for settings in OVER_HOST
             if (self.movable or not settings.host) and (self.states or not settings.states)
         ]
-        for find in others:
-            yield find, find()
+        yield from ((each, each()) for each in others)
 
-    def of_partition(
-        self, partition: Sequence[Collection[fx.Node]], settings: SearchSettings
-    ) -> Retention:
-        """Keep what upstream's partition does, and of gathered parameters what a share of the limit
-        allows beside it.
+    def _partition_with_states_away(self, partition: Sequence[Collection[fx.Node]]) -> Retention:
+        """Return what upstream's partition keeps, with states away, and with gathered parameters
+        while they fit beside it.
         """
-        limit = int(settings.share * self.limit_bytes)
-        away = self._within(settings.states * self.compute_us * self.host_bytes_per_us / 2)
-        lean = self.keeping(partition, away)
+        limit, states = int(SHARE * self.limit_bytes), self._states_within(self._host_bytes(SHARE))
         gathered = [
-            {
-                *kept,
-                *(node for node in each.nodes if is_wait(node) and GATHERED_FOR in _custom(node)),
-            }
-            for each, kept in zip(self.crossings, partition, strict=True)
+            {node for node in each.nodes if is_wait(node) and GATHERED_FOR in _custom(node)}
+            for each in self.crossings
         ]
-        found = self._filled(lean, self.keeping(gathered, away), limit, 0.0)
-        return self._without_needless_moves(found, limit)
+        both = [{*kept, *more} for kept, more in zip(partition, gathered, strict=True)]
+        lean, rich = (self.keeping(kept, states) for kept in (partition, both))
+        return self._without_needless_moves(self._filled(lean, rich, limit, 0.0), limit)
 
     def keeping(self, kept: Sequence[Collection[fx.Node]], states: int = 0) -> Retention:
         """Return the choice that keeps these nodes of each border's forward, as far as it may, and
@@ -390,8 +379,8 @@ class RetentionSearch:
         fits.
         """
         weights, limit = self._weights(settings.link), int(settings.share * self.limit_bytes)
-        both_ways = self.compute_us * self.host_bytes_per_us / 2
-        host_bytes, states = settings.host * both_ways, self._within(settings.states * both_ways)
+        host_bytes = self._host_bytes(settings.host)
+        states = self._states_within(self._host_bytes(settings.states))
         rich = self._choice(settings.stride, weights, 0.0, host_bytes, states)
         # At this price a microsecond buys no byte.
         dear = 1.0 + sum(
@@ -416,7 +405,11 @@ class RetentionSearch:
             found = self._filled(lean, rich, limit, host_bytes)
         return self._without_needless_moves(found, limit)
 
-    def _within(self, host_bytes: float) -> int:
+    def _host_bytes(self, share: float) -> float:
+        """Return what goes to the host and back in a share of the time of compute."""
+        return share * self.compute_us * self.host_bytes_per_us / 2
+
+    def _states_within(self, host_bytes: float) -> int:
         """Return how many states take no more than so many bytes."""
         sizes = itertools.accumulate(each.bytes for each in self.states)
         return sum(size <= host_bytes for size in sizes)
