@@ -194,7 +194,8 @@ class KeepWithinBudget(GraphPass):
         return f"{self.budget} {moves} {self.scheduler.digest()} {self.ranks_differ}"
 
     def run(self, graph: fx.Graph) -> PassStats:
-        given = TrialCopy(graph)
+        # With the module's constants: upstream's partition asks for them.
+        given = TrialCopy(graph, in_module=True)
         if is_joint(graph):
             mark_joint(given.graph)
         limit = value_limit(graph, self.budget)

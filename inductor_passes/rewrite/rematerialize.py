@@ -147,7 +147,7 @@ def kept_by_partition(border: Border) -> frozenset[fx.Node]:
         n for n in border.backward if not n.users or any(u not in border.backward for u in n.users)
     ]
     joint.output((needed, *outside, *(twins[node] for node in ends)))
-    module = fx.GraphModule({}, joint)
+    module = fx.GraphModule(border.graph.owning_module or {}, joint)  # with what it holds
     names = values_kept_for_backward(module, 1 + len(outside))
     return frozenset(node for node in border.forward if twins[node].name in names)
 

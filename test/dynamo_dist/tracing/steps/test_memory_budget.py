@@ -182,6 +182,24 @@ def test_separate_graphs_move_between_them(lowers):
     torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("budget", [None, "100MiB", "4MiB"])
+def test_a_program_may_hold_constants(budget):
+    class Scaled(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x).tanh() * torch.tensor([0.5], dtype=torch.float64)
+
+    def build():
+        return whole(network(Scaled))
+
+    step = build()
+    found, _ = trained(budget, build)
+    torch.testing.assert_close(found, torch.stack([step(x) for x in inputs()]))
+
+
 def test_a_choice_that_is_none_is_refused():
     with pytest.raises(OptionError, match="Give True, False or None"):
         PassOptions(extra={"offload": "often"})
