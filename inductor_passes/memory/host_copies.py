@@ -191,7 +191,9 @@ class Timetable:
         self.place = {node: i for i, node in enumerate(graph.nodes)}
         self._starts_us = [0.0, *itertools.accumulate(map(cost.compute_us, graph.nodes))]
         self._bytes_per_us = host_bytes_per_us(cost)
-        self._begin = len(graph.find_nodes(op="placeholder"))
+        # Other nodes may stand before the last input.
+        inputs = graph.find_nodes(op="placeholder")
+        self.begin = 1 + max((self.place[node] for node in inputs), default=-1)
 
     def of(self, states: Sequence[State]) -> list[Away]:
         """Return the places of each, all copies being on one link, in this order."""
@@ -199,7 +201,7 @@ class Timetable:
         gone, clock = list[int](), 0.0
         for state in states:
             clock += state.bytes / self._bytes_per_us
-            gone.append(max(self._begin, bisect.bisect_left(self._starts_us, clock)))
+            gone.append(max(self.begin, bisect.bisect_left(self._starts_us, clock)))
         starts, latest = [0] * len(states), self._starts_us[-1]
         for i in sorted(range(len(states)), key=lambda i: min(reads[i]), reverse=True):
             by_then = min(latest, self._starts_us[min(reads[i])])
@@ -215,8 +217,8 @@ def move_states(graph: fx.Graph, states: Sequence[State], cost: CostModel) -> No
     """Give the memory of states back up to their update, which reads copies from the host."""
     ops = getattr(torch.ops, HOST_NAMESPACE)
     nodes = list(graph.nodes)
-    begin = next(node for node in nodes if node.op != "placeholder")
-    times = Timetable(graph, cost).of(states)
+    timetable = Timetable(graph, cost)
+    times = timetable.of(states)
     copies: list[fx.Node] = []
 
     def add(at: fx.Node, operator: object, *args: object) -> fx.Node:
@@ -226,7 +228,7 @@ def move_states(graph: fx.Graph, states: Sequence[State], cost: CostModel) -> No
         return node
 
     for state in states:
-        copies.append(add(begin, ops.offload.default, state.node, HOST))
+        copies.append(add(nodes[timetable.begin], ops.offload.default, state.node, HOST))
     for state, out, away in zip(states, copies, times, strict=True):
         gone, starts, first = (nodes[at] for at in (away.gone, away.starts, away.first))
         held = add(gone, ops.wait_tensor.default, out, state.node)

@@ -25,6 +25,10 @@ def test_ranks_with_unlike_memory_budgets_keep_the_same(on_ranks):
     on_ranks(WORKER.with_name("budget_worker.py"), 2)
 
 
+def test_states_of_ranks_with_unlike_batches_wait_on_the_host(on_ranks):
+    on_ranks(WORKER.with_name("states_worker.py"), 2)
+
+
 def test_live_tensors_within_budgets_are_as_predicted(on_ranks):
     on_ranks(WORKER.with_name("peak_worker.py"), 2)
 
