@@ -89,7 +89,8 @@ OVER_HOST = (
     SearchSettings(0.9, states=0.9),
     SearchSettings(0.9, host=0.4, states=0.5),
 )
-SHARE = 0.9  # of the limit, and of compute for copies of states, beside upstream's partition
+# Of the limit, and of compute for copies of states, where upstream's partition is kept.
+PARTITION_SHARE = 0.9
 # Of what lives between two places: what is twice as much is inside of a layer.
 RISE = 2.0
 
@@ -355,7 +356,8 @@ class RetentionSearch:
         """Return what upstream's partition keeps, with states away, and with gathered parameters
         while they fit beside it.
         """
-        limit, states = int(SHARE * self.limit_bytes), self._states_within(self._host_bytes(SHARE))
+        limit = int(PARTITION_SHARE * self.limit_bytes)
+        states = self._states_within(self._host_bytes(PARTITION_SHARE))
         gathered = [
             {node for node in each.nodes if is_wait(node) and GATHERED_FOR in _custom(node)}
             for each in self.crossings

@@ -147,7 +147,8 @@ def kept_by_partition(border: Border) -> frozenset[fx.Node]:
         n for n in border.backward if not n.users or any(u not in border.backward for u in n.users)
     ]
     joint.output((needed, *outside, *(twins[node] for node in ends)))
-    module = fx.GraphModule(border.graph.owning_module or {}, joint)  # with what it holds
+    # Constants of the graph are attributes of its module.
+    module = fx.GraphModule(border.graph.owning_module or {}, joint)
     names = values_kept_for_backward(module, 1 + len(outside))
     return frozenset(node for node in border.forward if twins[node].name in names)
 
