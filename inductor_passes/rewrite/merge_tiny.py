@@ -60,6 +60,8 @@ class Merging(Rewrite):
         found = [bucket for bucket in self.buckets(graph) if len(bucket) > 1]
         for bucket in found:
             merge(graph, bucket, self.name)
+        if found:
+            _sort(graph)
         counters = {"launches_before": sum(map(len, found)), "launches_after": len(found)}
         return PassStats(bool(found), counters)
 
@@ -131,6 +133,8 @@ class MergeTiny(Merging):
 def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
     """Replace the launches of ``bucket`` by one on their flattened payloads, placed at the last
     of them; at the first, if the graph's inputs alone are gathered.
+
+    What reads an early member may stand before the merged launch then.
     """
     last = bucket[-1]
     gathers = last.target is c10d.all_gather_into_tensor.default
@@ -171,14 +175,20 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
             wait = waits_of(launch)[0]
             replace(wait, result, name)
             results.append(result)
-    nodes = _from_first_on(graph, bucket, results) if gathers else list(graph.nodes)
-    erased = {node for launch in bucket for node in (waits_of(launch)[0], launch)}
+    if gathers:
+        relink(graph, _from_first_on(graph, bucket, results))
     for launch in bucket:
         graph.erase_node(waits_of(launch)[0])
         graph.erase_node(launch)
-    # What read an early member may stand before the merged launch now. Of all nodes that may come
-    # next, the one that stood first does: the least change, and the same on all ranks.
-    nodes = [node for node in nodes if node not in erased]
+
+
+def _sort(graph: fx.Graph) -> None:
+    """Put every node behind what it reads.
+
+    Of all nodes that may come next, the one that stood first does: the least change, and the same
+    on all ranks.
+    """
+    nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
     behind = {i: [position[n] for n in node.all_input_nodes] for i, node in enumerate(nodes)}
     relink(graph, [nodes[i] for i in sorted_behind(behind)])

@@ -537,6 +537,7 @@ class Arrivals:
         self._coming: list[Entry] = [
             (0.0, t) for t, missing in enumerate(self._missing) if not missing
         ]
+        self._arrived: list[tuple[int, int]] | None = None  # by need, once it is asked for
 
     def __bool__(self) -> bool:
         return bool(self._coming)
@@ -562,11 +563,21 @@ class Arrivals:
             # but ends later, so the latest end of all of them counts.
             if not missing[s]:
                 heappush(self._coming, (ready_at[s], s))
+                if self._arrived is not None:
+                    heappush(self._arrived, (self._tasks.needed_by[s], s))
 
-    def arrived(self, done: list[bool]) -> Iterator[int]:
-        """Tasks that wait for nothing and are not done, where none is still to come."""
-        # Linear in tasks, and only for ``_force``, which is rare.
-        return (t for t, missing in enumerate(self._missing) if not missing and not done[t])
+    def needed_first(self, done: list[bool]) -> int:
+        """Of the tasks that wait for nothing and are not done, the one that is needed first."""
+        if self._arrived is None:
+            # Sorted, and so a heap. Most schedules never ask.
+            self._arrived = sorted(
+                (self._tasks.needed_by[t], t)
+                for t, missing in enumerate(self._missing)
+                if not missing and not done[t]
+            )
+        while done[self._arrived[0][1]]:
+            heappop(self._arrived)
+        return self._arrived[0][1]
 
     def due(self, now: float) -> list[int]:
         """Take those that are ready by now."""
@@ -904,7 +915,7 @@ class _ListScheduler:
         """Nothing may run: run what the program would need first, whatever the limits say."""
         # Going over the limit here keeps the schedule complete. The caller measures the peak and
         # prefers another candidate; if none fits, the leanest one is used.
-        t = min(self.arrivals.arrived(self.progress.done), key=self.tasks.needed_by.__getitem__)
+        t = self.arrivals.needed_first(self.progress.done)
         if self.tasks.launch[t] >= 0:
             self._launch(self.merger.alone(t))
         else:
