@@ -148,12 +148,13 @@ class Progress:
     """Which tasks are ``done``, and which compute is next.
 
     ``frontier``: the first compute of the program that is not done. ``at_us``: latest start of the
-    most urgent compute that is not done and depends on something; the schedule is on time while its
-    clock, counted from the same origin, has not passed it. ``left``: how many tasks are not done.
+    most urgent compute that may run, is not done and depends on something; the schedule is on time
+    while its clock, counted from the same origin, has not passed it. ``left``: how many tasks are
+    not done. Compute more than ``window`` tasks beyond the frontier may not run.
     """
 
-    def __init__(self, tasks: Tasks, latest: list[float]) -> None:
-        self._tasks, self._latest = tasks, latest
+    def __init__(self, tasks: Tasks, latest: list[float], window: int) -> None:
+        self._tasks, self._latest, self._window = tasks, latest, window
         self.done = [False] * tasks.count
         self.left = tasks.count
         self.frontier = 0
@@ -164,6 +165,8 @@ class Progress:
         self._by_urgency = sorted(bound, key=latest.__getitem__, reverse=True)
         if self._by_urgency:
             self.at_us = latest[self._by_urgency[-1]]
+        self._too_far: list[int] = []  # of these, what may not run yet
+        self._come_near: list[Entry] = []  # what was, and is no longer
 
     def advance(self) -> None:
         """Look past what is done."""
@@ -173,15 +176,25 @@ class Progress:
         while frontier < len(done) and (done[frontier] or launch[frontier] >= 0):
             frontier += 1
         self.frontier = frontier
-        passed = False
-        while waiting and done[waiting[-1]]:
-            waiting.pop()
-            passed = True
-        if passed and waiting:
+        farthest, too_far, near = frontier + self._window, self._too_far, self._come_near
+        while too_far and too_far[0] <= farthest:
+            t = heappop(too_far)
+            heappush(near, (self._latest[t], t))
+        while waiting and (done[waiting[-1]] or waiting[-1] > farthest):
+            t = waiting.pop()
+            if not done[t]:
+                heappush(too_far, t)
+        while near and done[near[0][1]]:
+            heappop(near)
+        if waiting:
             self.at_us = self._latest[waiting[-1]]
+        if near and (near[0][0] < self.at_us or not waiting):
+            self.at_us = near[0][0]
 
 
 TRIED = 16  # tasks looked at for one that fits when memory is short
+# Urgency (us) of what takes no time, behind that of what may give memory back.
+FREES, AT_ONCE = -math.inf, -1e300
 
 
 class ReadyCompute:
@@ -211,7 +224,7 @@ class ReadyCompute:
         if number >= tasks.count:
             # A wait goes before all compute: its launch has ended, so it costs at most the
             # unpacking, and it frees what the launch kept and makes its readers ready.
-            heappush(self._urgent, (-math.inf, number))
+            heappush(self._urgent, (FREES, number))
         elif number > progress.frontier + self._window:
             heappush(self._too_far, number)
         elif tasks.floating[number] and self._latest[number] > progress.at_us + self._ahead_us:
@@ -220,9 +233,10 @@ class ReadyCompute:
             self._offer(number)
 
     def _offer(self, t: int) -> None:
-        # Compute that takes no time is never worth holding back either. The task number breaks
-        # ties, so that the choice depends on no hash order.
-        heappush(self._urgent, (self._latest[t] if self._tasks.us[t] else -math.inf, t))
+        # Compute that takes no time is never worth holding back either. Behind waits, which would
+        # be hidden by one that does not fit. The task number breaks ties, so that the choice
+        # depends on no hash order.
+        heappush(self._urgent, (self._latest[t] if self._tasks.us[t] else AT_ONCE, t))
         heappush(self._by_age, t)
 
     def update(self) -> None:
@@ -246,7 +260,8 @@ class ReadyCompute:
         if not urgent:
             return -1
         key, chosen = urgent[0]
-        if chosen >= count or (key <= self._progress.at_us + self._ahead_us and fits(chosen)):
+        frees = key == FREES
+        if frees or (key <= self._progress.at_us + self._ahead_us and fits(chosen)):
             return chosen
         return self._oldest(fits)
 
@@ -618,7 +633,7 @@ class _ListScheduler:
         self.launch_ahead = rules.launch_ahead * limits.scale_us
         self.usable_bytes = limits.cap_bytes
         self.memory = LiveMemory(tasks)
-        self.progress = Progress(tasks, latest)
+        self.progress = Progress(tasks, latest, rules.window)
         self.arrivals = Arrivals(tasks)
         self.collector = Collector(limits.enough)
         self.channels = Channels(tasks, self.progress.done)
@@ -760,10 +775,13 @@ class _ListScheduler:
         tasks, progress = self.tasks, self.progress
         bound, loose = self.channels.queues(c)
         free_bytes = self.usable_bytes - self.memory.live
+        within_cap = self.limits.cap_bytes - self.memory.live
         takes_bound = bool(bound)
         if bound:
             t = bound[0][1]
-            if tasks.transient[t] > free_bytes and (computes or self.arrivals):
+            # What the program needs next has its room in what is kept free for the program.
+            room = within_cap if tasks.needed_by[t] <= progress.frontier else free_bytes
+            if tasks.transient[t] > room and (computes or self.arrivals):
                 # Over the budget a launch may still go if it frees more than it makes. With nothing
                 # else to do it goes anyway, since holding it back would not free memory.
                 takes_bound = self.memory.would_add(t) < 0
@@ -776,9 +794,8 @@ class _ListScheduler:
                 waits = max(0.0, self.channels.free[c] - self.history.now)
                 ahead = max(ahead, waits + tasks.link_us[bound[0][1]])
             urgency, t = loose[0]
-            if urgency <= progress.at_us:  # needed next: the program has room for it
-                free_bytes = self.limits.cap_bytes - self.memory.live
-            takes_loose = urgency <= progress.at_us + ahead and tasks.transient[t] <= free_bytes
+            room = within_cap if urgency <= progress.at_us else free_bytes  # needed next, too
+            takes_loose = urgency <= progress.at_us + ahead and tasks.transient[t] <= room
         if takes_bound and takes_loose:
             return bound if bound[0] <= loose[0] else loose
         return bound if takes_bound else loose if takes_loose else None

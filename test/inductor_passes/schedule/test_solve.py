@@ -289,3 +289,35 @@ def test_the_collector_of_cycles_is_paused():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_wait_that_frees_memory_is_not_hidden_by_what_does_not_fit():
+    of = problem(
+        node_input(),
+        launch(0, group="b"),
+        wait(1),
+        compute(10.0, 2, size=4 * MIB),
+        launch(3, size=MIB),
+        wait(4, 3),
+        compute(1.0, 5),
+        compute(5.0, 2),
+        compute(0.0, 7, size=4 * MIB),
+        compute(10.0, 6, 8),
+        output(9),
+    )
+    search = Search(Tasks(of), 6 * MIB, 100.0, merges=False)
+    assert search.candidate_by(Rules("program")).candidate.peak_bytes == 5 * MIB
+
+
+def test_compute_that_may_not_run_yet_makes_nothing_late():
+    """Its latest start comes first by the way from the start, and it stands last."""
+    of = layers(8)
+    *nodes, last = of.nodes
+    far = dataclasses.replace(of, nodes=(*nodes, compute(0.5, 10), output(*last.deps, len(nodes))))
+    plain, more = (
+        Search(Tasks(each), 1 << 40, 100.0, merges=False)
+        .candidate_by(Rules("path", window=0, launch_ahead=0.1))
+        .candidate.makespan_us
+        for each in (of, far)
+    )
+    assert more <= plain + 0.5
