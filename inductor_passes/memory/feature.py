@@ -84,5 +84,5 @@ def register() -> None:
     """Add the options and the passes."""
     registry.register(KeepWithinBudget, before=ScheduleGraph.name)
     registry.register(CapSchedule, before=ScheduleGraph.name)
-    registry.register(MoveStates, after=ScheduleGraph.name)
+    registry.register(MoveStates, before=ScheduleGraph.name)
     registry.register_extension(MemoryBudget())

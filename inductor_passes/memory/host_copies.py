@@ -144,8 +144,7 @@ class State:
         return tensor_bytes(self.node.meta["val"])
 
 
-# Of the ``meta`` of an input that waits on the host up to its update: the bytes of it that a
-# schedule may use.
+# Of the ``meta`` of an input: it waits on the host up to its update.
 AWAY = "inductor_passes_away"
 
 
@@ -239,3 +238,4 @@ def move_states(graph: fx.Graph, states: Sequence[State], cost: CostModel) -> No
         add(first, ops.restore.default, state.node, released, read)
         for reader in state.readers:
             reader.replace_input_with(state.node, read)
+        state.node.meta.pop(AWAY, None)

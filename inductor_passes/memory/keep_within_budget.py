@@ -26,7 +26,6 @@ from inductor_passes.graph.collectives import (
     output_bytes,
     tensor_bytes,
 )
-from inductor_passes.graph.dependencies import relink
 from inductor_passes.graph.edit import TrialCopy
 from inductor_passes.graph.phases import clear_phases, mark_joint
 from inductor_passes.graph.printing import user_line
@@ -64,15 +63,11 @@ MOST_LINES = 10  # of a list for people
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A choice as it is scheduled: the time of the step (us) and its peak (bytes).
-
-    ``away_bytes``: what the schedule may take beyond the limit, because states are away.
-    """
+    """A choice as it is scheduled: the time of the step (us) and its peak (bytes)."""
 
     choice: Retention
     us: float
     peak_bytes: int
-    away_bytes: int = 0
 
 
 def agree_on_gathers(graph: fx.Graph, budget: float, chosen: list[int]) -> list[int]:
@@ -119,7 +114,7 @@ def _carried_out(graph: fx.Graph, search: RetentionSearch, choice: Retention) ->
     for border in borders(trial.graph) if choice.moved else ():
         move_to_host(border, [twins[node] for node in search.moves(choice)])
     for state in search.states[: choice.states]:
-        twins[state.node].meta[AWAY] = state.bytes
+        twins[state.node].meta[AWAY] = True
     return trial.graph
 
 
@@ -227,7 +222,7 @@ class KeepWithinBudget(GraphPass):
         if moved:
             _move(graph, [original[n] for n in moved])
         for state in states:
-            original[state.node].meta[AWAY] = best.away_bytes // len(states)
+            original[state.node].meta[AWAY] = True
         gathers = sum(is_launch(node) for node in runs_again)
         computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in runs_again)
         counters = {"kept": len(kept), "computed_again": computed, "gathered_again": gathers}
@@ -292,35 +287,16 @@ class KeepWithinBudget(GraphPass):
         self, graph: fx.Graph, search: RetentionSearch, choice: Retention, limit: int
     ) -> Tried:
         """Schedule a step that keeps what a choice says, behind the passes that rewrite it."""
-        away = sum(state.bytes for state in search.states[: choice.states])
-        found = self._scheduled(graph, search, choice, limit, away)
-        if choice.states and found.peak_bytes > limit:
-            # Where the schedule takes most, some states may not be away any more, or not yet.
-            away -= found.peak_bytes - limit
-            found = self._scheduled(graph, search, choice, limit, max(away, 0))
-        return found
-
-    def _scheduled(
-        self, graph: fx.Graph, search: RetentionSearch, choice: Retention, limit: int, away: int
-    ) -> Tried:
         trial = self._rewritten(graph, search, choice)
-        trial.output_node().meta[CAP_BYTES] = limit + away
-        extracted = self.scheduler.extract(trial)
-        solution, _ = self.scheduler.forecast(trial, extracted)
-        us, peak = solution.makespan_us, solution.peak_bytes
-        if choice.states:
-            relink(trial, extracted.order(solution.order))
-            before = simulate(trial, self.cost)
-            move_states(trial, marked_away(trial), self.cost)
-            after = simulate(trial, self.cost)
-            us += after.makespan_us - before.makespan_us
-            peak += after.peak_bytes - before.peak_bytes
-        return Tried(choice, us, peak, away)
+        trial.output_node().meta[CAP_BYTES] = limit
+        solution, _ = self.scheduler.forecast(trial, self.scheduler.extract(trial))
+        return Tried(choice, solution.makespan_us, solution.peak_bytes)
 
     def _rewritten(self, graph: fx.Graph, search: RetentionSearch, choice: Retention) -> fx.Graph:
         trial = _carried_out(graph, search, choice)
         for each in self.rewrites:
             run_pass(each, trial)
+        move_states(trial, marked_away(trial), self.cost)
         return trial
 
     def bound_us(self, graph: fx.Graph, search: RetentionSearch) -> float:
@@ -424,19 +400,16 @@ class CapSchedule(GraphPass):
         return str(self.budget)
 
     def run(self, graph: fx.Graph) -> PassStats:
-        away = sum(state.node.meta[AWAY] for state in marked_away(graph))
-        graph.output_node().meta[CAP_BYTES] = value_limit(graph, self.budget) + away
+        graph.output_node().meta[CAP_BYTES] = value_limit(graph, self.budget)
         return PassStats(changed=False)
 
 
 class MoveStates(GraphPass):
     """Have the optimizer's states that are marked wait on the host up to their update.
 
-    Behind the scheduler, which would bring them back as early as memory allows. Their copies hide
-    under what is computed in the order that it has found.
-
     Requires: nothing.
-    Ensures:  the update reads the same values; other nodes stay.
+    Ensures:  the update reads the same values; other nodes stay. The scheduler finds when copies
+              start and are awaited.
     Stats:    ``moved_to_host`` (states).
     """
 
@@ -456,8 +429,7 @@ class MoveStates(GraphPass):
 
     def run(self, graph: fx.Graph) -> PassStats:
         states = marked_away(graph)
-        if states:
-            move_states(graph, states, self.cost)
+        move_states(graph, states, self.cost)
         return PassStats(changed=bool(states), counters={"moved_to_host": len(states)})
 
 

@@ -92,7 +92,7 @@ PORTFOLIO = (
 class Channels:
     """Hold one channel per group. ``free[c]``: when channel c is free (us).
 
-    Launches that have waited for something (bound) and those that could go at any time (loose)
+    Launches that are to go (bound) and those that could go at any time (``Tasks.loose``)
     queue apart. Launches that were started from elsewhere (``done``) stay in the queue and are
     skipped.
     """
@@ -112,11 +112,9 @@ class Channels:
     def queue(self, entry: Entry) -> None:
         """A launch may go."""
         t = entry[1]
-        # A launch that waits for nothing could go at time zero. In one queue with the others it
-        # would hide them behind it, or go far too early and hold its result in memory for the whole
-        # step.
-        loose = not self._tasks.preds[t]
-        heappush(self._queues[self.number[self._tasks.group[t]]][loose], entry)
+        # A loose launch could go at time zero. In one queue with the others it would hide them
+        # behind it, or go far too early and hold its result in memory for the whole step.
+        heappush(self._queues[self.number[self._tasks.group[t]]][self._tasks.loose[t]], entry)
 
     def waiting(self) -> list[int]:
         """The channels for which launches queue, or have queued."""
@@ -154,10 +152,15 @@ class Progress:
     """
 
     def __init__(self, tasks: Tasks, latest: list[float], window: int) -> None:
-        self._tasks, self._latest, self._window = tasks, latest, window
+        self._latest, self._window = latest, window
         self.done = [False] * tasks.count
         self.left = tasks.count
         self.frontier = 0
+        # What gives memory back does so when its copy is done, however far the program is.
+        self._passed_over = [
+            launch >= 0 or alloc < 0
+            for launch, alloc in zip(tasks.launch, tasks.alloc, strict=True)
+        ]
         self.at_us = min(latest, default=0.0)
         # Floating compute is left out: it can run at any time, so that its latest start says
         # nothing about how far the schedule has come.
@@ -170,10 +173,10 @@ class Progress:
 
     def advance(self) -> None:
         """Look past what is done."""
-        done, launch, waiting = self.done, self._tasks.launch, self._by_urgency
+        done, passed_over, waiting = self.done, self._passed_over, self._by_urgency
         # Both pointers only move forwards: over a whole schedule this is linear in tasks.
         frontier = self.frontier
-        while frontier < len(done) and (done[frontier] or launch[frontier] >= 0):
+        while frontier < len(done) and (done[frontier] or passed_over[frontier]):
             frontier += 1
         self.frontier = frontier
         farthest, too_far, near = frontier + self._window, self._too_far, self._come_near
@@ -227,16 +230,21 @@ class ReadyCompute:
             heappush(self._urgent, (FREES, number))
         elif number > progress.frontier + self._window:
             heappush(self._too_far, number)
-        elif tasks.floating[number] and self._latest[number] > progress.at_us + self._ahead_us:
+        elif (
+            tasks.floating[number]
+            and tasks.alloc[number] >= 0
+            and self._latest[number] > progress.at_us + self._ahead_us
+        ):
             heappush(self._too_early, (self._latest[number], number))
         else:
             self._offer(number)
 
     def _offer(self, t: int) -> None:
         # Compute that takes no time is never worth holding back either. Behind waits, which would
-        # be hidden by one that does not fit. The task number breaks ties, so that the choice
-        # depends on no hash order.
-        heappush(self._urgent, (self._latest[t] if self._tasks.us[t] else AT_ONCE, t))
+        # be hidden by one that does not fit; in front with them if it gives memory back. The task
+        # number breaks ties, so that the choice depends on no hash order.
+        at_once = FREES if self._tasks.alloc[t] < 0 else AT_ONCE
+        heappush(self._urgent, (self._latest[t] if self._tasks.us[t] else at_once, t))
         heappush(self._by_age, t)
 
     def update(self) -> None:
@@ -808,7 +816,7 @@ class _ListScheduler:
         if not self.rules.merge or key is None:
             return bucket
         tasks, history = self.tasks, self.history
-        loose = not tasks.preds[first]
+        loose = tasks.loose[first]
         begin = max(history.now, self.channels.free[c])
         # Latest starts are on a clock that this schedule may have fallen behind: by ``late`` all of
         # them have moved.

@@ -28,6 +28,7 @@ from inductor_passes.errors import ProblemError
 KINDS = ("compute", "launch", "wait", "input", "output")
 MERGED_OPS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 UNPACKED_OPS = ("all_gather", "all_to_all")
+OFFLOAD, RELOAD = "offload", "reload"  # copies to the host's memory and back
 MIB = 2**20
 
 LinkTable = tuple[tuple[float, float], ...]
@@ -65,6 +66,12 @@ class Node:
     def blocks(self) -> bool:
         """Return whether it is a collective that holds the compute stream."""
         return self.kind == "compute" and bool(self.group)
+
+    @property
+    def copies(self) -> str:
+        """``OFFLOAD`` or ``RELOAD`` for a launch that copies to the host or back, or ""."""
+        does = self.op.partition(",")[0]
+        return does if does in (OFFLOAD, RELOAD) else ""
 
     @property
     def merge_key(self) -> tuple[str, str, str, str]:

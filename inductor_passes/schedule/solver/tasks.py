@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from inductor_passes.schedule.solver.problem import Problem
+from inductor_passes.schedule.solver.problem import RELOAD, Problem
 
 AT_START = -1  # the group of inputs and views of inputs: they cost nothing and stand first
 GRAIN = 2000  # a joined task takes at most this part of all compute
@@ -120,6 +120,9 @@ class Tasks:
     ``us[t]``: compute time. ``link_us[t]``: time of the launch alone.
     ``blocks[t]``: the group whose channel its compute holds, or "".
     ``preds[t]``, ``succs[t]``: tasks.
+    ``loose[t]``: of a launch, whether it could go long before its result is read, and hold memory
+        all that time: it waits for nothing, or brings back what is on the host. What goes to the
+        host frees memory, the sooner the better.
     ``alloc[t]``: bytes that outlive the task.
     ``transient[t]``: most bytes above what was live before.
     ``uses[t]``: values it makes or reads.
@@ -157,12 +160,13 @@ class Tasks:
         self.blocks = ["".join(groups) for groups in held]  # it is a task of its own, with views
         self._link()
         self._account()
-        # Compute that waits for no launch and no bound compute; and the first compute that needs
-        # each task.
+        # Compute that waits for no bound compute, and for no launch but copies of inputs; and the
+        # first compute that needs each task.
         self.floating: list[bool] = []
         for t, before in enumerate(self.preds):
             # Program order is topological, so that all predecessors have their answer.
-            self.floating.append(self.launch[t] < 0 and all(self.floating[p] for p in before))
+            may_float = self.launch[t] < 0 or bool(problem.nodes[self.launch[t]].copies)
+            self.floating.append(may_float and all(self.floating[p] for p in before))
         self.needed_by = list(range(self.count))
         for t in range(self.count - 1, -1, -1):
             if self.launch[t] >= 0:
@@ -188,6 +192,10 @@ class Tasks:
         for t, before in enumerate(self.preds):
             for p in before:
                 self.succs[p].append(t)
+        self.loose: list[bool] = []
+        for launch, before in zip(self.launch, self.preds, strict=True):
+            copies = self.problem.nodes[launch].copies if launch >= 0 else ""
+            self.loose.append(launch >= 0 and (copies == RELOAD or not (before or copies)))
 
     def _account(self) -> None:
         """Fill in which tasks hold which bytes."""
