@@ -93,7 +93,9 @@ def _can_agree() -> bool:
 def _may_be_faster(search: RetentionSearch, choice: Retention, best: Tried) -> bool:
     """Return whether a choice is worth a schedule, which takes seconds, beside the best so far."""
     if best.peak_bytes > search.limit_bytes:
-        return True
+        return choice.peak_bytes < best.peak_bytes
+    if choice.peak_bytes > search.limit_bytes:
+        return False
     again_us = search.again_us(choice)
     if choice.moved and not (best.choice.moved or best.choice.states):
         return search.again_us(best.choice) - again_us >= LEAST_SPARED * best.us

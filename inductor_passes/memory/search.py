@@ -345,12 +345,16 @@ class RetentionSearch:
         others: list[Choose] = [functools.partial(self.keeping, partition)]
         if self.states:
             others.append(functools.partial(self._partition_with_states_away, partition))
-        others += [
-            functools.partial(self.choice, settings)
-            for settings in OVER_HOST
-            if (self.movable or not settings.host) and (self.states or not settings.states)
-        ]
         yield from ((each, each()) for each in others)
+        for settings in OVER_HOST:
+            if (settings.host and not self.movable) or (settings.states and not self.states):
+                continue
+            for stride in STRIDES:
+                choose = functools.partial(self.choice, replace(settings, stride=stride))
+                found = choose()
+                yield choose, found
+                if found.peak_bytes <= settings.share * self.limit_bytes:
+                    break
 
     def _partition_with_states_away(self, partition: Sequence[Collection[fx.Node]]) -> Retention:
         """Return what upstream's partition keeps, with states away, and with gathered parameters
