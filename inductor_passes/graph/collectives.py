@@ -80,6 +80,7 @@ def register_namespace(name: str) -> None:
     their names.
     """
     _namespaces.add(name)
+    _roles.clear()
 
 
 def _op(node: fx.Node) -> torch._ops.OpOverload | None:
@@ -90,8 +91,7 @@ def _op(node: fx.Node) -> torch._ops.OpOverload | None:
 
 def is_wait(node: fx.Node) -> bool:
     """Return whether ``node`` is a ``wait_tensor``."""
-    op = _op(node)
-    return op is not None and is_wait_operator(op)
+    return role(node) == "wait"
 
 
 def is_wait_operator(op: torch._ops.OpOverload) -> bool:
@@ -101,8 +101,7 @@ def is_wait_operator(op: torch._ops.OpOverload) -> bool:
 
 def is_launch(node: fx.Node) -> bool:
     """Return whether ``node`` starts a collective that a ``wait_tensor`` ends."""
-    op = _op(node)
-    return op is not None and op.namespace in _namespaces and not is_wait(node) and kind(node) != ""
+    return role(node) == "launch"
 
 
 def kind(node: fx.Node) -> str:
@@ -289,8 +288,9 @@ def role(node: fx.Node) -> Role:
         return ""
     entry = _roles.get(id(node.target))
     if entry is None:
-        found: Role = "launch" if is_launch(node) else "wait" if is_wait(node) else ""
-        found = "blocking" if blocking_kind(node) else found
+        op = _op(node)
+        found: Role = "wait" if op is not None and is_wait_operator(op) else ""
+        found = "blocking" if blocking_kind(node) else found or ("launch" if kind(node) else "")
         # A fact of the operator, so remembered for it; see ``aliasing.per_operator``.
         entry = _roles[id(node.target)] = (node.target, found)
     return entry[1]
