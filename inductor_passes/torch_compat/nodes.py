@@ -127,18 +127,7 @@ def is_impure(node: fx.Node) -> bool:
     """Return whether a node has an effect beside its result; drawing random numbers is one.
     ``impure_random`` was seen in 2.13.
     """
-    if is_random(node):
-        return True
-    if not isinstance(node.target, OpOverload):
-        return node.is_impure(impure_random=False)
-    entry = _impure.get(id(node.target))
-    if entry is None:
-        entry = _impure[id(node.target)] = (node.target, node.is_impure(impure_random=False))
-    return entry[1]
-
-
-# A fact of an overload, asked of every node. By identity: hashing one is slow.
-_impure: dict[int, tuple[object, bool]] = {}
+    return is_random(node) or node.is_impure(impure_random=False)
 
 
 def is_random(node: fx.Node) -> bool:

@@ -19,10 +19,10 @@ from inductor_passes.schedule.solver.list_scheduler import (
     PORTFOLIO,
     Candidate,
     Limits,
-    RiseAhead,
     Rules,
     list_schedule,
 )
+from inductor_passes.schedule.solver.live_memory import RiseAhead
 from inductor_passes.schedule.solver.lower_bound import Certificate, lower_bound, own_bound
 from inductor_passes.schedule.solver.problem import Problem
 from inductor_passes.schedule.solver.tasks import Tasks
