@@ -4,6 +4,7 @@ a host.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -14,7 +15,8 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 
 import torch
 from torch._inductor import async_compile, codecache, cpp_builder, cpu_vec_isa
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.utils import clear_on_fresh_cache
 
 from dynamo_dist.torch_compat.inductor_code import cache_dir
@@ -182,11 +185,11 @@ class Kernel:
 
 def few_libraries() -> list[Patch]:
     """Build the C++ kernels of a module together, 16 at most to a library, and each once a cache
-    folder.
+    folder. The compiler starts on those of a graph while Inductor generates the others.
 
     What does not build so is built as by torch. ``AsyncCompile.cpp_pybinding`` and ``wait``,
     ``CppPythonBindingsCodeCache.load_async`` and its ``suffix_template`` were seen in 2.13 and
-    2.14.
+    2.14, ``PythonWrapperCodegen.define_kernel`` too.
     """
     upstream_kernels = async_compile.AsyncCompile
     bindings = getattr(codecache, "CppPythonBindingsCodeCache", None)
@@ -206,16 +209,25 @@ def few_libraries() -> list[Patch]:
     def wait(upstream: Upstream, self: Any, scope: dict[str, object]) -> None:
         kernels = dict.fromkeys(each for each in scope.values() if type(each) is Kernel)
         parallel = async_compile.get_compile_threads() > 1
-        functions = _started(kernels, self.submit if parallel else None) if kernels else None
+        functions = _all_started(kernels, self.submit if parallel else None) if kernels else None
         upstream(self, scope)
         if functions is not None:
             made = functions()
             scope.update({name: made[of] for name, of in scope.items() if type(of) is Kernel})
 
+    def define_kernel(
+        upstream: Upstream, self: object, name: str, body: str, *args: object, **kwargs: object
+    ) -> None:
+        upstream(self, name, body, *args, **kwargs)
+        kernel = _kernel_of(body)
+        if kernel is not None and async_compile.get_compile_threads() > 1:
+            _start_early(_defined.setdefault(self, []), kernel)
+
     return [
         PoolsOfThisProcess(),
         WrapFunction(upstream_kernels, "cpp_pybinding", cpp_pybinding),
         WrapFunction(upstream_kernels, "wait", wait),
+        WrapFunction(PythonWrapperCodegen, "define_kernel", define_kernel),
     ]
 
 
@@ -247,57 +259,109 @@ class PoolsOfThisProcess(OwnState):
         async_compile.AsyncCompile.pool.cache_clear()
         if _cache.cache_info().currsize:  # of libraries that the parent may not have built yet
             _cache().cache.clear()
+        _started_early.clear()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """Kernels of one library, by digest; ``library`` waits until it is built and returns its
+    path.
+    """
+
+    kernels: Mapping[str, Kernel]
+    library: Callable[[], str]
 
 
 _functions: dict[str, Function] = {}
+_defined: weakref.WeakKeyDictionary[object, list[Kernel]] = weakref.WeakKeyDictionary()
+_started_early: dict[str, Unit] = {}
 
 
-def _started(
+def _kernel_of(body: str) -> Kernel | None:
+    """Return the kernel that a definition in a generated module asks for, if it is a C++ one."""
+    if not body.startswith("async_compile.cpp_pybinding("):
+        return None
+    call: Any = ast.parse(body, mode="eval").body
+    argtypes, source = map(ast.literal_eval, call.args)
+    return None if _parts(source) is None else Kernel(tuple(argtypes), source)
+
+
+def _start_early(waiting: list[Kernel], kernel: Kernel) -> None:
+    """Start building a unit as soon as a graph has defined the kernels that fill it."""
+    waiting.append(kernel)
+    if len(waiting) < KERNELS_A_UNIT:
+        return
+    missing = _missing(_by_digest(waiting))
+    waiting[:] = missing.values()
+    if len(missing) >= KERNELS_A_UNIT:
+        unit = _started(missing, async_compile.AsyncCompile.submit)
+        _started_early.update(dict.fromkeys(missing, unit))
+        waiting.clear()
+
+
+def _all_started(
     kernels: Iterable[Kernel], submit: Callable[..., object] | None
 ) -> Callable[[], dict[Kernel, Function]]:
     """Start building what is not there; return what waits for it and returns each kernel's
     function.
     """
-    command = _command_line()
-    digests = {each: _digest(each, command) for each in kernels}
-    missing = [each for each, digest in digests.items() if _found(digest) is None]
-    units = [(unit, _library(unit, submit)) for unit in _batched(missing)]
+    named = _by_digest(kernels)
+    missing = _missing(named)
+    early = {digest: _started_early[digest] for digest in missing if digest in _started_early}
+    rest = {digest: each for digest, each in missing.items() if digest not in early}
+    units = [*dict.fromkeys(early.values())]
+    units += [_started(each, submit) for each in _batched(rest)]
 
     def functions() -> dict[Kernel, Function]:
-        for unit, library in units:
-            _load(unit, [digests[each] for each in unit], library)
-        return {each: _functions[digest] for each, digest in digests.items()}
+        for unit in units:
+            _load(unit)
+        return {each: _functions[digest] for digest, each in named.items()}
 
     return functions
 
 
-def _batched(kernels: Iterable[Kernel]) -> Iterator[list[Kernel]]:
-    rest = iter(kernels)
-    while unit := list(islice(rest, KERNELS_A_UNIT)):
+def _batched(kernels: Mapping[str, Kernel]) -> Iterator[dict[str, Kernel]]:
+    rest = iter(kernels.items())
+    while unit := dict(islice(rest, KERNELS_A_UNIT)):
         yield unit
 
 
-def _library(unit: Sequence[Kernel], submit: Callable[..., Any] | None) -> Callable[[], str]:
-    """Return what waits until the library of ``unit`` is built and returns its path."""
-    return _cache().load_async(_source(unit), "cpu", submit_fn=submit)
+def _by_digest(kernels: Iterable[Kernel]) -> dict[str, Kernel]:
+    command = _command_line()
+    return {_digest(each, command): each for each in kernels}
 
 
-def _load(unit: Sequence[Kernel], digests: Sequence[str], library: Callable[[], str]) -> None:
+def _missing(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """Return those that this process has no function of, and the cache folder no library."""
+    return {digest: each for digest, each in kernels.items() if _found(digest) is None}
+
+
+def _started(kernels: Mapping[str, Kernel], submit: Callable[..., Any] | None) -> Unit:
+    """Start building a library of these kernels."""
+    source = _source(list(kernels.values()))
+    return Unit(kernels, _cache().load_async(source, "cpu", submit_fn=submit))
+
+
+def _load(unit: Unit) -> None:
     """Load the functions of a unit, and note where they are; each by torch alone if this fails."""
+    for digest in unit.kernels:
+        _started_early.pop(digest, None)
     try:
-        path = library()
-        loaded = [_function(path, position) for position in range(len(unit))]
+        path = unit.library()
+        loaded = [_function(path, position) for position in range(len(unit.kernels))]
     except Exception as failure:
         reason = str(failure).strip().partition("\n")[0]
         log.warning(
-            "%d kernels did not build together (%s): each is built alone.", len(unit), reason
+            "%d kernels did not build together (%s): each is built alone.",
+            len(unit.kernels),
+            reason,
         )
-        for kernel, digest in zip(unit, digests, strict=True):
+        for digest, kernel in unit.kernels.items():
             _functions[digest] = codecache.CppPythonBindingsCodeCache.load_pybinding(
                 kernel.argtypes, kernel.source
             )
         return
-    for position, (digest, function) in enumerate(zip(digests, loaded, strict=True)):
+    for position, (digest, function) in enumerate(zip(unit.kernels, loaded, strict=True)):
         _functions[digest] = function
         _note(digest, path, position)
 
@@ -408,6 +472,7 @@ def _cache() -> Any:
         def cache_clear() -> None:
             LibraryPaths.cache.clear()
             _functions.clear()
+            _started_early.clear()
 
         @classmethod
         def _load_library(cls, path: str, key: str) -> Any:

@@ -67,10 +67,10 @@ def test_pragmas_and_helpers_are_part_of_a_kernel():
 
 
 def test_units_are_of_sixteen_kernels_at_most():
-    kernels = [inductor_cpp.Kernel(("float*",), kernel(each)) for each in range(35)]
+    kernels = {f"{each}": inductor_cpp.Kernel(("float*",), kernel(each)) for each in range(35)}
     batched = list(inductor_cpp._batched(kernels))
     assert [len(each) for each in batched] == [16, 16, 3]
-    assert list(itertools.chain(*batched)) == kernels
+    assert list(itertools.chain(*batched)) == list(kernels)
 
 
 pytestmark_built = [
@@ -124,6 +124,30 @@ class TestBuilt:
     def test_with_more_than_one_thread_too(self, folder):
         with torch._inductor.config.patch(compile_threads=2):
             assert values(module(kernel(5), kernel(6))) == [6.0, 7.0]
+
+    def test_the_compiler_starts_while_code_is_generated(self, folder, monkeypatch):
+        events = []
+        for name in ("_started", "_all_started"):
+            whole = getattr(inductor_cpp, name)
+
+            def noted(kernels, submit, name=name, whole=whole):
+                events.append((name, len(kernels)))
+                return whole(kernels, submit)
+
+            monkeypatch.setattr(inductor_cpp, name, noted)
+        monkeypatch.setattr(inductor_cpp, "KERNELS_A_UNIT", 2)
+
+        def program(x):
+            for power in range(2, 7):
+                x = torch.softmax(x**power, -1) @ x
+            return x
+
+        x = torch.randn(8, 8)
+        with torch._inductor.config.patch(compile_threads=2):
+            torch.testing.assert_close(torch.compile(program)(x), program(x))
+        assert events == [("_started", 2)] * 2 + [("_all_started", 5), ("_started", 1)]
+        assert len(libraries(folder)) == 3
+        assert not inductor_cpp._started_early
 
     def test_numbers_are_those_of_kernels_built_alone(self, folder):
         def program(x):
