@@ -15,12 +15,14 @@ from typing import TypeVar
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import is_wait, is_wait_operator
+from inductor_passes.graph.collectives import is_wait, is_wait_operator, tensor_bytes
 
 Fact = TypeVar("Fact")
 
 # Decomposed reshapes: no alias in the schema, yet Inductor lowers them to the same buffer.
 _UNDECLARED_VIEWS = frozenset({"_unsafe_view"})
+# Of the bytes of all results, where one of them stands for the operator's memory.
+_NEARLY_ALL = 7 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def alias_source(node: fx.Node) -> fx.Node | None:
         return None
     if node.target is operator.getitem:
         source, index = node.args[0], node.args[1]
-        if not isinstance(source, fx.Node):
+        if not isinstance(source, fx.Node) or is_small_result(node):
             return None
         listed = _passed(source, op_facts(source.target).aliased)
         # An operator that works in place on a list returns the list: result k is the k-th tensor
@@ -116,6 +118,38 @@ def alias_source(node: fx.Node) -> fx.Node | None:
     if is_wait(node):
         return node.args[0] if isinstance(node.args[0], fx.Node) else None
     return None
+
+
+def is_small_result(node: fx.Node) -> bool:
+    """Return whether a ``getitem`` picks a result beside one that is nearly all that its operator
+    makes, as attention's sums of exponentials are.
+
+    It has memory of its own then, and the large one counts as the operator's. Results of like size
+    count as one: an operator makes all at once, and each ``getitem`` stands behind it.
+    """
+    return node.target is operator.getitem and main_result(node.args[0]) not in (None, node.args[1])
+
+
+def main_result(node: object) -> int | None:
+    """Return which result of an operator is nearly all of its memory; None where none is, or where
+    results may share memory.
+    """
+    if not isinstance(node, fx.Node) or not _makes_several(node.target):
+        return None
+    results = node.meta.get("val")
+    if not isinstance(results, tuple):
+        return None
+    sizes = [tensor_bytes(each) if isinstance(each, torch.Tensor) else 0 for each in results]
+    return sizes.index(max(sizes)) if max(sizes) >= _NEARLY_ALL * sum(sizes) else None
+
+
+@per_operator
+def _makes_several(target: object) -> bool:
+    """Return whether an operator returns several tensors, each with memory of its own."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    returns = target._schema.returns
+    return len(returns) > 1 and all(result.alias_info is None for result in returns)
 
 
 def written_to_input(node: fx.Node) -> fx.Node | None:

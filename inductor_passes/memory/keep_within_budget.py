@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -196,8 +197,7 @@ class KeepWithinBudget(GraphPass):
         if is_joint(graph):
             mark_joint(given.graph)
         limit = value_limit(graph, self.budget)
-        again = self._as_the_program(given.graph)
-        search = self._search(given.graph, limit, again)
+        search = self._search(given.graph, limit, self._as_the_program(given.graph))
         if not search.borders:
             return PassStats(changed=False)
         best = self.fastest(given.graph, search)
@@ -226,7 +226,8 @@ class KeepWithinBudget(GraphPass):
         for state in states:
             original[state.node].meta[AWAY] = True
         gathers = sum(is_launch(node) for node in runs_again)
-        computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in runs_again)
+        again = {_maker(node) for node in runs_again}
+        computed = sum(not (is_view(n) or is_launch(n) or is_wait(n)) for n in again)
         counters = {"kept": len(kept), "computed_again": computed, "gathered_again": gathers}
         counters["moved_to_host"] = len(moved)
         return PassStats(changed=True, counters=counters, notes=tuple(notes))
@@ -313,7 +314,10 @@ class KeepWithinBudget(GraphPass):
     def _summary(self, graph: fx.Graph, search: RetentionSearch, best: Tried) -> list[str]:
         everything, bound = simulate(graph, self.cost), self.bound_us(graph, search)
         inputs = input_bytes(graph)
-        price = best.choice.byte_us * 2**30
+        saved = min(best.choice.byte_us * 2**30, best.us - bound)
+        more = (
+            f"a GiB more would save some {saved:.0f} us" if saved else "more memory saves nothing"
+        )
         return [
             f"budget {_gib((search.limit_bytes + inputs) / (1 - RESERVE))}, {RESERVE:.0%} of it in "
             f"reserve; inputs take {_gib(inputs)}, all values at once "
@@ -322,7 +326,7 @@ class KeepWithinBudget(GraphPass):
             f"{_gib(best.choice.kept_bytes)} are kept from forward to backward",
             f"predicted step {best.us:.0f} us; no choice within the budget takes less than "
             f"{bound:.0f} us (gap {best.us / max(bound, 1e-9) - 1:.1%})",
-            f"a GiB more would save some {price:.0f} us" if price else "more memory saves nothing",
+            *([more] if best.peak_bytes <= search.limit_bytes else []),
         ]
 
     def _missing(self, trial: fx.Graph, limit: int, peak: int) -> list[str]:
@@ -335,7 +339,8 @@ class KeepWithinBudget(GraphPass):
             f"{_gib((limit + input_bytes(trial)) / (1 - RESERVE))} are given. It is compiled for "
             "the least that was found. At its peak are alive:",
             *(
-                f"{_gib(output_bytes(node))} {function_name(node.target)} {user_line(node)}".strip()
+                f"{_gib(output_bytes(node))} {function_name(_maker(node).target)} "
+                f"{user_line(node)}".strip()
                 for node in alive[:MOST_LINES]
             ),
         ]
@@ -355,20 +360,29 @@ def _alive_at(graph: fx.Graph, position: int) -> list[fx.Node]:
     return sorted(alive, key=output_bytes, reverse=True)
 
 
-def _lines(what: str, nodes: Iterable[fx.Node]) -> list[str]:
+def _maker(node: fx.Node) -> fx.Node:
+    """Return the operator whose result a node is, or one of whose results."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return source if isinstance(source, fx.Node) else node
+
+
+def _lines(what: str, nodes: Collection[fx.Node]) -> list[str]:
     """Say what became of values, by the user's line and the operator; the largest first."""
-    count: Counter[tuple[str, str]] = Counter()
+    makers: defaultdict[tuple[str, str], set[fx.Node]] = defaultdict(set)
     size: Counter[tuple[str, str]] = Counter()
+    given = set(nodes)
     for node in nodes:
-        if is_view(node) or is_wait(node):
+        maker = _maker(node)
+        if is_view(node) or is_wait(node) or (maker is not node and maker in given):
             continue
-        name = kind(node) if is_launch(node) else function_name(node.target)
+        name = kind(node) if is_launch(node) else function_name(maker.target)
         key = name, user_line(node)
-        count[key] += 1
+        makers[key].add(maker)
         size[key] += output_bytes(node)
     ordered = sorted(size, key=lambda key: (-size[key], key))
     lines = [
-        f"{what}: {count[key]} x {key[0]}, {_gib(size[key])} {key[1]}".rstrip() for key in ordered
+        f"{what}: {len(makers[key])} x {key[0]}, {_gib(size[key])} {key[1]}".rstrip()
+        for key in ordered
     ]
     more = [f"{what}: {len(lines) - MOST_LINES} smaller kinds of values"] * (
         len(lines) > MOST_LINES

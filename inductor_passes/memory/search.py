@@ -29,7 +29,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.model import host_bytes_per_us
-from inductor_passes.graph.aliasing import alias_source, is_view
+from inductor_passes.graph.aliasing import alias_source, is_view, main_result
 from inductor_passes.graph.collectives import (
     group_name,
     is_launch,
@@ -138,9 +138,13 @@ def crossing_of(
 
 def _may_move(crossing: Crossing, i: int) -> bool:
     node, size = crossing.nodes[i], crossing.values[i].bytes
-    is_fresh = alias_source(node) is None and node.target is not operator.getitem
+    is_fresh = alias_source(node) is None or _is_main_result(node)
     returned = any(user.op == "output" for user in node.users)
     return size is not None and size >= SMALLEST_MOVED and is_fresh and not returned
+
+
+def _is_main_result(node: fx.Node) -> bool:
+    return node.target is operator.getitem and main_result(node.args[0]) == node.args[1]
 
 
 def _derived(launch: fx.Node) -> list[fx.Node]:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from inductor_passes.cost.model import CostModel
-from inductor_passes.graph.aliasing import alias_source, written_to_input
+from inductor_passes.graph.aliasing import alias_source, is_small_result, written_to_input
 from inductor_passes.graph.collectives import (
     blocking_kind,
     group_name,
@@ -94,8 +94,10 @@ def value_bytes(node: fx.Node) -> int:
 
     Negative for what gives an input's memory back.
     """
-    made = node.op == "call_function" and kind(node) != "offload"
-    return output_bytes(node) - released_bytes(node) if made else 0
+    if node.op != "call_function" or kind(node) == "offload":
+        return 0
+    apart = sum(output_bytes(user) for user in node.users if is_small_result(user))
+    return output_bytes(node) - apart - released_bytes(node)
 
 
 COMPUTE_LANE = "compute"

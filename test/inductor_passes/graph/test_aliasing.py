@@ -50,6 +50,18 @@ getitem -> var_mean
 getitem_1 -> var_mean""",
         )
 
+    def test_a_small_result_beside_a_large_one_has_memory_of_its_own(self):
+        def attention(q):
+            return aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)
+
+        self.assertExpectedInline(
+            sharing(trace(attention, [1, 2, 8, 16])),
+            """\
+_scaled_dot_product_flash_attention_for_cpu -> fresh
+getitem -> _scaled_dot_product_flash_attention_for_cpu
+getitem_1 -> fresh""",
+        )
+
     def test_in_place_results_are_their_input(self):
         graph = trace(lambda x, y: aten.copy_(aten.add_(x, 1), y), [8], [8])
         self.assertExpectedInline(

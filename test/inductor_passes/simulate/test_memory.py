@@ -53,6 +53,13 @@ class TestGraphs(TestCase):
 
         self.assertEqual(peak(program, [256]), 3 * KB)  # first, the product and its relu
 
+    def test_a_small_result_keeps_no_large_one_alive(self):
+        def program(q):  # 16 KiB of attention, 1 KiB of sums
+            mixed, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)
+            return mixed.sum() + (q * 2).sum(), sums
+
+        self.assertEqual(peak(program, [1, 4, 64, 16]), 17 * KB + 8)
+
     def test_updates_of_inputs_are_made_in_their_memory(self):
         def program(x, y):
             new_x, new_y = (x + 1).view(16, 16), y * 2

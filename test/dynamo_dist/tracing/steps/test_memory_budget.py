@@ -140,6 +140,32 @@ def test_values_wait_on_the_host_for_their_backward(lowers):
     torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
 
 
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.joint, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        heads = (each.view(8, ROWS // 8, 2, -1) for each in self.joint(x).chunk(3, -1))
+        parts = (each.transpose(1, 2) for each in heads)
+        mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.usefixtures("small_moves")
+@LOWERINGS
+def test_results_of_attention_wait_on_the_host(lowers):
+    def build():
+        torch.manual_seed(0)
+        return whole(nn.Sequential(*(Attention() for _ in range(LAYERS))).double())
+
+    want, _ = trained(None, build)
+    found, record = trained("5MiB", build, lowers, offload=True)
+    moved = [note for note in kept(record).notes if note.startswith("moved to the host")]
+    assert [note for note in moved if "attention" in note]
+    torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
+
+
 def whole_adamw():
     model = network()
     return plain_step(model, torch.optim.AdamW(model.parameters(), foreach=False))
