@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from inductor_passes.inductor.session import CompileSession
     from inductor_passes.pass_options import PassOptions
+    from inductor_passes.ranks.carried import SharedChoice
     from inductor_passes.records import GraphRecord
 
 
@@ -68,10 +69,6 @@ class Extension:
         """
         return False
 
-    def may_cache(self, options: PassOptions) -> bool:
-        """Return whether code of these options may be kept for later jobs and other ranks."""
-        return True
-
     def resolved(self, options: PassOptions, gm: fx.GraphModule) -> PassOptions:
         """Return the options of one compile with values that all ranks of the job have, where this
         rank's own would make it another program. ``gm``: the graph of the frame.
@@ -116,3 +113,10 @@ def has_trait(trait: str) -> bool:
     """Return whether the compile in work has a trait."""
     session = _current.get()
     return session is not None and trait in session.traits
+
+
+def carry(choice: SharedChoice) -> None:
+    """Let code of the compile in work carry a choice of its ranks."""
+    session = _current.get()
+    if session is not None:
+        session.choices[choice.about] = choice

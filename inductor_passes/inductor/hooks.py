@@ -41,7 +41,7 @@ from inductor_passes.pipeline import (
     run_passes,
     selected_passes,
 )
-from inductor_passes.ranks import collective_trace
+from inductor_passes.ranks import carried
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
@@ -239,6 +239,8 @@ class Attachment:
         if record is None:
             return
         record = dataclasses.replace(record, cache=looked_up)
+        for choice in () if self.session is None else self.session.choices.values():
+            carried.count_choice(choice)
         kept = None if self.session is None else self.session.kept
         if kept is not None and phase != "backward":
             record = dataclasses.replace(record, passes=(kept, *record.passes))
@@ -298,11 +300,11 @@ class Attachment:
             return _told(run(graph, None, False), joint)
         if joint is not None and joint.trace is not None:
             trace = dataclasses.replace(trace, joint=joint.key)
-            collective_trace.count(joint.trace, joint.plan)
+            carried.count(joint.trace, joint.plan)
         offer = GraphOffer(graph, trace, run)
         decision = self._decide(job, trace, offer)
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
-        collective_trace.count(trace, decision.plan)
+        carried.count(trace, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)
 
     def compile_id(self) -> str:
@@ -342,8 +344,6 @@ class Attachment:
             "place in the program": self.place,
         }
         for extension in registry.extensions():
-            if not extension.may_cache(self.options):
-                parts[f"kept for later jobs, says {extension.name}"] = None
             if digest := _extension_digest(extension):
                 parts[extension.name] = digest
         parts |= {f"option {name}": value for name, value in self.options.parts().items()}

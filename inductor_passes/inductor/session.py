@@ -44,9 +44,10 @@ from inductor_passes.inductor.options import config_patches
 from inductor_passes.inductor.shared_compile import SharedLowering, share_lowering
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
 from inductor_passes.pass_options import PassOptions, split
-from inductor_passes.ranks import collective_trace, decision
+from inductor_passes.ranks import carried, decision
+from inductor_passes.ranks.carried import SharedChoice
 from inductor_passes.ranks.collective_trace import CollectiveTrace, place_of
-from inductor_passes.ranks.decision import Offer
+from inductor_passes.ranks.decision import Offer, Orders
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.report import recorder, report
@@ -137,6 +138,7 @@ class CompileSession:
         self.pending: recorder.Pending | None = None  # records of the graph that is lowered
         self._has_new = False  # whether any of them was completed
         self.kept: PassRecord | None = None  # of what forward keeps for backward, where a pass said
+        self.choices: dict[str, SharedChoice] = {}  # of passes, which all ranks follow
         self._backward_failed = False
 
     def __deepcopy__(self, memo: object) -> CompileSession:
@@ -258,29 +260,37 @@ class CompileSession:
         return made
 
     def agreed(self, make: Callable[[], T]) -> T:
-        """Return what ``make`` compiles or loads, in the order of launches that all ranks agree on.
+        """Return what ``make`` compiles or loads, as all ranks agree now.
 
         Code from a cache was made by what ranks had agreed on then; where that is something else
         now, it is made anew.
         """
-        before = collective_trace.Counts()
-        made = make()
-        if self.job is None:
-            return made
-        others = []
+        given_salt = self.cache_salt
+        try:
+            while True:
+                before = carried.Counts()
+                made = make()
+                if self.job is None or not (others := self._agreed_otherwise(self.job, before)):
+                    return made
+                dynamo.compile_again()
+                self.cache_salt = _digest([self.cache_salt, *others])
+        finally:
+            self.cache_salt = given_salt
+
+    def _agreed_otherwise(self, job: Orders, before: carried.Counts) -> list[str]:
+        """Return what ranks have agreed on that code made or loaded since then does otherwise.
+
+        Choices come first: what code launches that has made another choice is nobody's vote.
+        """
+        choices = [(choice, job.as_first_rank(choice)) for choice in before.choices_since()]
+        if others := [text for choice, text in choices if text != choice.text]:
+            return others
         for found in before.since():
             # Who waits for the code of the program that this is of hears of code from a cache too.
             offer = self.offer(found.trace, CachedOffer(found.plan))
-            if (plan := self.job.decide(found.trace, offer).plan) != found.plan:
+            if (plan := job.decide(found.trace, offer).plan) != found.plan:
                 others.append(plan)
-        if not others:
-            return made
-        dynamo.compile_again()
-        before_salt, self.cache_salt = self.cache_salt, _digest(others)
-        try:
-            return make()
-        finally:
-            self.cache_salt = before_salt
+        return others
 
     def offer(self, trace: CollectiveTrace, offer: Offer) -> Offer:
         """``offer`` of the graph in work, which ranks that wait for it, or for the program that

@@ -23,7 +23,6 @@ from inductor_passes.memory.budget import (
 from inductor_passes.memory.keep_within_budget import CapSchedule, KeepWithinBudget, MoveStates
 from inductor_passes.ranks.collective_trace import place_of
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
-from inductor_passes.torch_compat import c10d
 
 if TYPE_CHECKING:
     from torch import fx
@@ -62,11 +61,6 @@ class MemoryBudget(Extension):
             _checked_offload,
         ),
     }
-
-    def may_cache(self, options: PassOptions) -> bool:
-        # What is gathered again is what the first rank of a job has chosen. Code from a cache would
-        # gather as the ranks of an earlier job did, and other ranks as those of this one.
-        return OPTION not in options.extra or not c10d.real_groups()
 
     def resolved(self, options: PassOptions, gm: fx.GraphModule) -> PassOptions:
         if (given := options.extra.get(OPTION)) is None:

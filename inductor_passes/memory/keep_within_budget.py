@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from inductor_passes.cost import CostModel
+from inductor_passes.extension import carry
 from inductor_passes.graph.aliasing import is_view
 from inductor_passes.graph.collectives import (
     is_launch,
@@ -36,8 +37,9 @@ from inductor_passes.memory.host_copies import AWAY, marked_away, move_states, m
 from inductor_passes.memory.search import Choose, Retention, RetentionSearch
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass
-from inductor_passes.ranks.collective_trace import digest, frame_of_graph
-from inductor_passes.ranks.coordination import Coordination, deadline_s
+from inductor_passes.ranks import decision
+from inductor_passes.ranks.carried import SharedChoice
+from inductor_passes.ranks.collective_trace import digest
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.rewrite.rematerialize import (
     borders,
@@ -48,7 +50,6 @@ from inductor_passes.rewrite.rematerialize import (
 from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule.solver.lower_bound import lower_bound
 from inductor_passes.simulate import simulate
-from inductor_passes.torch_compat import c10d
 from inductor_passes.torch_compat.aot import is_joint
 from inductor_passes.torch_compat.nodes import function_name
 
@@ -73,22 +74,17 @@ class Tried:
 
 def agree_on_gathers(graph: fx.Graph, budget: float, chosen: list[int]) -> list[int]:
     """Return which launches of a graph run again on all ranks, by number: those that the first
-    rank to ask for this budget has chosen.
+    rank to ask for this budget has chosen. The code that is being made carries them.
 
-    Ranks with batches of other lengths would choose otherwise. Raises CoordinationError if the
-    job's store fails.
+    Ranks with batches of other lengths would choose otherwise.
     """
-    store = c10d.job_store()
-    if store is None or not c10d.real_groups() or not _can_agree():
+    job = decision.current()
+    if job is None or not job.can_meet():
         return chosen
-    frame = frame_of_graph()
-    key = digest([budget, frame.partial, frame.root, *map(kind, launches(graph))])
-    text = Coordination(store).propose(f"gathered again/{key}", json.dumps(chosen))
+    about = f"gathered again/{digest([budget, *map(kind, launches(graph))])}"
+    text = job.as_first_rank(SharedChoice(about, json.dumps(chosen)))
+    carry(SharedChoice(about, text))
     return [int(each) for each in json.loads(text)]
-
-
-def _can_agree() -> bool:
-    return c10d.job_store() is not None and deadline_s() > 0
 
 
 def _may_be_faster(search: RetentionSearch, choice: Retention, best: Tried) -> bool:
@@ -246,7 +242,8 @@ class KeepWithinBudget(GraphPass):
         """The gathers that the program has run again, where ranks may hold other graphs or cannot
         agree on others.
         """
-        if not self.ranks_differ and (not c10d.real_groups() or _can_agree()):
+        job = decision.current()
+        if not self.ranks_differ and (job is None or job.can_meet()):
             return None
         return [i for i, launch in enumerate(launches(graph)) if may_repeat(launch)]
 

@@ -1,22 +1,4 @@
-"""Read a graph's collectives off its nodes, in program order, and keep them with the code made of
-it.
-
-Inductor's caches bring compiled code without calling a pass, but count again what was counted while
-it was compiled. So the trace and the plan of a graph are the name of such a count: they cannot be
-lost apart from the code.
-
-A counter is an odd place for data, but every other one asks more of torch (looked at in 2.13 and
-2.14):
-
-- An attribute of the ``CompiledFxGraph``. Inductor pickles its entry before ``compile_fx_inner``
-  returns, so what is set then is lost, except in bundled entries of AOTAutograd's cache. To set it
-  in time takes a patch of ``FxGraphCache._save_graph``; to read it where AOTAutograd's cache hits,
-  which returns a closure, one of ``cache_hit_post_compile``.
-- An object that unpickling calls back. Torch unpickles all entries of a key until the guards of one
-  hold; those that it rejects would call too.
-- A file by the entry's key. The key of a hit in AOTAutograd's bundled cache is its own, Inductor's
-  remote cache knows no file of ours, and ``save_cache_artifacts`` takes only registered types.
-- Another field of the entry. Of all that it holds, a pass can write the counters alone.
+"""Read a graph's collectives off its nodes, in program order.
 
 Sizes are left out of what identifies a trace, because a rank's batch is its own; so are names of
 groups, numbers of graphs and names of files. A launch is known by what it does, on which of the
@@ -30,7 +12,6 @@ import functools
 import hashlib
 import itertools
 import json
-import logging
 import os
 import re
 import zlib
@@ -56,7 +37,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.printing import frames_of, user_line
 from inductor_passes.records import ONE_SIDED, OWN_SHARES, restored
-from inductor_passes.torch_compat import c10d, caches, dynamo
+from inductor_passes.torch_compat import c10d, dynamo
 
 VERSION = 5
 
@@ -517,64 +498,3 @@ def _agreed_bytes(launch: fx.Node) -> int | None:
         if any(isinstance(size, torch.SymInt) for size in tensor.shape):
             return None
     return payload_bytes(launch)
-
-
-log = logging.getLogger(__name__)
-
-PREFIX = "inductor_passes.order."
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """The trace of a graph of compiled code, and the plan by which the code launches."""
-
-    trace: CollectiveTrace
-    plan: str
-
-
-def count(trace: CollectiveTrace, plan: str) -> None:
-    """Let the code that is being made carry these."""
-    groups = tuple(Group(c10d.common_name(g.name), g.ranks) for g in trace.groups)
-    caches.counters()[PREFIX + packed([replace(trace, groups=groups).to_json(), plan])] += 1
-
-
-class Counts:
-    """The counts at one moment, to know by which code came since."""
-
-    def __init__(self) -> None:
-        self._before = _now()
-
-    def since(self) -> list[Carried]:
-        """List traces and plans of code made or loaded since, in the order in which ranks agree.
-
-        A joint graph comes before its halves, and a forward graph before its backward one. The list
-        is sorted because a cache counts in any order. Damaged counts are left out, with a log line.
-        """
-        found = []
-        for name, number in _now().items():
-            if number > self._before.get(name, 0) and (carried := _read(name)) is not None:
-                found.append(carried)
-        return sorted(found, key=lambda each: (bool(each.trace.joint), each.trace.backward))
-
-
-def _now() -> dict[str, int]:
-    return {name: n for name, n in caches.counters().items() if name.startswith(PREFIX)}
-
-
-def _read(name: str) -> Carried | None:
-    try:
-        trace, plan = unpacked(name.removeprefix(PREFIX))
-        return Carried(_with_own_groups(CollectiveTrace.from_json(trace)), str(plan))
-    except (ValueError, TypeError) as error:
-        log.warning("What a compiled graph from the cache launches cannot be read: %s", error)
-        return None
-
-
-def _with_own_groups(trace: CollectiveTrace) -> CollectiveTrace:
-    """The trace with the groups as they are in this process: another rank may have stored it."""
-    names = (c10d.own_name(group.name) for group in trace.groups)
-    groups = tuple(
-        Group(name, c10d.real_group_ranks(name) or group.ranks)
-        for name, group in zip(names, trace.groups, strict=True)
-    )
-    return replace(trace, groups=groups)

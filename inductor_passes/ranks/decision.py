@@ -16,6 +16,7 @@ from torch import fx
 
 from inductor_passes.errors import CannotFollowError, RanksDifferError
 from inductor_passes.graph.collectives import JOINT, is_launch
+from inductor_passes.ranks.carried import SharedChoice
 from inductor_passes.ranks.collective_trace import PROGRAM, CollectiveTrace, Group, digest
 from inductor_passes.ranks.coordination import (
     SECONDS,
@@ -304,6 +305,23 @@ class Orders:
             return
         self._given_up += given_up
         self._left_to_python.add((code.co_filename, code))
+
+    def as_first_rank(self, choice: SharedChoice) -> str:
+        """Return what the first rank has chosen that chose about this, in the frame in work. That
+        may be this rank, by this choice. Waits for nobody.
+        """
+        if self._store is None or not self.can_meet():
+            return choice.text
+        key = digest([choice.about, *dynamo.frame_in_work()])
+        try:
+            return self._store.propose(f"choice/{key}", choice.text)
+        except CoordinationError as error:
+            log.warning(
+                "The job's store failed while ranks agreed on what to compile (%s): this rank does "
+                "as it has chosen. If others do not, the job may hang.",
+                error,
+            )
+            return choice.text
 
     def can_meet(self) -> bool:
         """Return whether this rank can agree on anything with the others."""

@@ -17,7 +17,7 @@ from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferEr
 from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
-from inductor_passes.ranks import collective_trace, coordination
+from inductor_passes.ranks import carried, coordination
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import (
     PROGRAM,
@@ -126,12 +126,12 @@ def test_no_group_between_processes_settles_nothing():
 
 
 def test_code_carries_its_stream_and_plan():
-    before = collective_trace.Counts()
+    before = carried.Counts()
     one = stream("f:1 g:2", "f:3")
-    collective_trace.count(one, "[[[1, 0], 0]]")
+    carried.count(one, "[[[1, 0], 0]]")
     (found,) = before.since()
     assert (found.trace, found.plan) == (one, "[[[1, 0], 0]]")
-    assert collective_trace.Counts().since() == []
+    assert carried.Counts().since() == []
 
 
 @pytest.mark.parametrize(
@@ -142,15 +142,15 @@ def test_code_carries_its_stream_and_plan():
     ],
 )
 def test_damaged_code_counts_as_without(data, caplog):
-    before = collective_trace.Counts()
-    caches.counters()[collective_trace.PREFIX + urlsafe_b64encode(data).decode()] += 1
+    before = carried.Counts()
+    caches.counters()[carried.PREFIX + urlsafe_b64encode(data).decode()] += 1
     assert before.since() == [] and "cannot be read" in caplog.text
 
 
 def test_deep_nesting_is_damage_too(caplog):
-    before = collective_trace.Counts()
+    before = carried.Counts()
     deep = zlib.compress(b"[" * 100_000 + b"]" * 100_000)
-    caches.counters()[collective_trace.PREFIX + urlsafe_b64encode(deep).decode()] += 1
+    caches.counters()[carried.PREFIX + urlsafe_b64encode(deep).decode()] += 1
     assert before.since() == []
 
 

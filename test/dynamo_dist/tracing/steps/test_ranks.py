@@ -25,6 +25,11 @@ def test_ranks_with_unlike_memory_budgets_keep_the_same(on_ranks):
     on_ranks(WORKER.with_name("budget_worker.py"), 2)
 
 
+def test_code_from_a_cache_gathers_as_the_ranks_of_this_job_do(on_ranks):
+    for job in ("cold", "warm", "unlike"):
+        on_ranks(WORKER.with_name("budget_cache_worker.py"), 2, job)
+
+
 def test_states_of_ranks_with_unlike_batches_wait_on_the_host(on_ranks):
     on_ranks(WORKER.with_name("states_worker.py"), 2)
 
