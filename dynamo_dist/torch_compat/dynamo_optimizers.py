@@ -23,9 +23,10 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.hashable import HashableTracker
 from torch._dynamo.variables.lazy import LazyCache, LazyVariableTracker
+from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-from torch.optim import SGD, Adafactor, Adam, Optimizer
+from torch.optim import SGD, Adafactor, Adam, NAdam, Optimizer
 from torch.optim import optimizer as _optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -41,19 +42,50 @@ def _enabled(function: Any) -> Any:
     return getattr(function, _DISABLED, function)
 
 
-def on_step_breaks(in_whole_step: Callable[[Any], bool]) -> list[Patch]:
-    """Pass over the graph breaks that ``Optimizer.step`` has around an update, where
-    ``in_whole_step(tx)``.
+def on_updates(in_whole_step: Callable[[Any], bool]) -> list[Patch]:
+    """Trace updates as eager mode computes them, where ``in_whole_step(tx)``: without the graph
+    breaks around them, and with powers of the number of steps in double precision.
 
-    Torch breaks there so that AOTAutograd sees a graph without gradients.
+    Torch breaks so that AOTAutograd sees a graph without gradients. It reads the number of steps,
+    which eager mode reads as a number, as a tensor of float32: ``1 - 0.999**step`` is then off by
+    1e-5 of itself in the first step. ``_get_value`` was seen in 2.13 to 2.14.
     """
 
-    def answer(tx: Any, args: Any, kwargs: Any) -> Any:
+    def break_(tx: Any, args: Any, kwargs: Any) -> Any:
         if tx.f_code is _STEP_WRAPPER and in_whole_step(tx):
             return dynamo_building.build(tx, None)
         return None
 
-    return dynamo_trackers.on_function(torch._dynamo.graph_break, answer)
+    def number(tx: Any, args: Any, kwargs: Any) -> Any:
+        return _in_double(tx, args[0]) if args and in_whole_step(tx) else None
+
+    def powers(tx: Any, args: Any, kwargs: Any) -> Any:
+        exponents = dynamo_building.realized(args[1]) if len(args) == 2 else None
+        if not isinstance(exponents, BaseListVariable) or not in_whole_step(tx):
+            return None
+        wide = [_in_double(tx, each) for each in exponents.items]
+        if None in wide:
+            return None
+        power = dynamo_building.build(tx, torch._foreach_pow)
+        return power.call_function(tx, [args[0], dynamo_building.build_list(tx, wide)], kwargs)
+
+    return [
+        *dynamo_trackers.on_function(torch._dynamo.graph_break, break_),
+        *dynamo_trackers.on_function(_optimizer._get_value, number),
+        *dynamo_trackers.on_function(torch._foreach_pow, powers),
+    ]
+
+
+def _in_double(tx: Any, tracker: Any) -> Any:
+    """Return a number of float32 in double precision; None for any other value."""
+    tracker = dynamo_building.realized(tracker)
+    if not isinstance(tracker, TensorVariable):
+        return None
+    value = tracker.as_proxy().node.meta["example_value"]
+    # Devices such as Apple's have no double.
+    if value.ndim or value.dtype != torch.float32 or value.device.type not in ("cpu", "cuda"):
+        return None
+    return tracker.call_method(tx, "double", [], {})
 
 
 def on_fused_updates(in_whole_step: Callable[[Any], bool]) -> list[Patch]:
@@ -170,20 +202,21 @@ def _rate_as_tensor(tx: Any, group: Any) -> None:
     dynamo_calls.trace_state(tx, list, _NUMBERS).append((group.items, key, rate))
 
 
-def _divide_by_no_rate(optimizer: Optimizer, group: Any) -> None:
-    """Have Adam's for-loop compute as eager mode does.
+def _read_numbers_as_eager(optimizer: Optimizer, group: Any) -> None:
+    """Have for-loops of Adam and NAdam compute as eager mode does.
 
     Dynamo calls each update capturable. Adam's for-loop then divides by the learning rate. At a
     rate of 0, with which a warm-up begins, parameters without a gradient become NaN: rows of an
     embedding whose words are not in the batch.
     """
-    if not isinstance(optimizer, Adam):
+    if not isinstance(optimizer, Adam | NAdam):
         return
 
     def given(name: str) -> Any:
         return group.items[HashableTracker(ConstantVariable.create(name))]
 
-    foreach, fused = (given(name).as_python_constant() for name in ("foreach", "fused"))
+    foreach = given("foreach").as_python_constant()
+    fused = isinstance(optimizer, Adam) and given("fused").as_python_constant()
     # On GPUs torch takes foreach, which divides by nothing that may be 0, unless told otherwise.
     is_loop = fused or foreach is False
     if is_loop or (foreach is None and optimizer.param_groups[0]["params"][0].device.type == "cpu"):
@@ -211,7 +244,7 @@ class OptimizerTracker(OptimizerVariable):
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         is_ours = name == "_init_group" and dynamo_calls.is_our_backend(tx)
         if is_ours:
-            _divide_by_no_rate(self.value, dynamo_building.realized(args[0]))
+            _read_numbers_as_eager(self.value, dynamo_building.realized(args[0]))
         if not is_ours or not _has_gradients_in_graph(self.value, tx):
             return super().call_method(tx, name, args, kwargs)
         _rate_as_tensor(tx, dynamo_building.realized(args[0]))

@@ -177,7 +177,7 @@ def answers() -> dict[object, Callable[..., Any]]:
 def patches() -> list[Patch]:
     """List the patches that enabling makes for optimizers."""
     return [
-        *dynamo_optimizers.on_step_breaks(_in_whole_step),
+        *dynamo_optimizers.on_updates(_in_whole_step),
         *dynamo_optimizers.on_fused_updates(_in_whole_step),
         *dynamo_optimizers.on_scheduled_steps(dynamo_calls.is_our_backend, _refuse_outdated),
         *dynamo_optimizers.learning_rates_are_inputs(_is_known_whole_step),
