@@ -24,6 +24,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.misc import LambdaVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._guards import TracingContext
 from torch._library import opaque_object as _opaque
 from torch._library.fake_class_registry import FakeScriptObject
@@ -176,7 +177,12 @@ def attribute_so_far(tx: Any, value: object, name: str) -> Any:
     effects = tx.output.side_effects
     tracker = effects.id_to_variable.get(id(value))
     if tracker is not None and effects.has_pending_mutation_of_attr(tracker, name):
-        return effects.load_attr(tracker, name).as_python_constant()
+        found = realized(effects.load_attr(tracker, name))
+        if isinstance(
+            found, SymNodeVariable
+        ):  # compared from a size or a counter, which is guarded
+            return found.evaluate_expr(tx.output)
+        return found.as_python_constant()
     return getattr(value, name)
 
 

@@ -80,6 +80,11 @@ def expect_no_gradients(tx: InstructionTranslatorBase) -> None:
     setattr(tx.speculation_log, _GRADIENTS, False)
 
 
+def rules_out_gradients(tx: InstructionTranslatorBase) -> bool:
+    """Return whether a trace before this one has shown that the graph ends before the gradients."""
+    return not getattr(tx.speculation_log, _GRADIENTS, True)
+
+
 def lacks_gradients(tx: InstructionTranslatorBase) -> bool:
     """Return whether the graph ends without the gradients that were expected."""
     return _expected(tx) and not holds_backward(tx)

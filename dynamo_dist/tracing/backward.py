@@ -55,6 +55,11 @@ def _before_backward(tx: Any, tensor: Any) -> None:
     # backward graph.
     if unsharded_parameters.reads(tx).entered:
         dynamo_calls.expect_gradients(tx)
+        if dynamo_calls.rules_out_gradients(tx):
+            _refuse_backward(
+                "FSDP2 keeps its gradients unreduced beyond the graph.",
+                "or compile all micro-batches up to the one that reduces as one function.",
+            )
         if ddp.is_any_used_alone(tx):
             _refuse_backward("A parameter of DDP is used beside its forward.")
         taken = ddp.take_accumulated(tx, tensor), unsharded_parameters.take_kept_whole(tx, tensor)

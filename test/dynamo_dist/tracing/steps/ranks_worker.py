@@ -170,6 +170,24 @@ def never_synchronized(model, optimizer):
     return step
 
 
+def one_of_three_reduces(model, optimizer):
+    """A call for each micro-batch: what the first two leave is reduced by the third."""
+    turn = [0]
+
+    def step(x):
+        is_last = turn[0] == 2
+        turn[0] = 0 if is_last else turn[0] + 1
+        with synchronizing(model, is_last):
+            loss = model(x).square().mean()
+            loss.backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return step
+
+
 def updated_in_backward(model, optimizer):
     """Each parameter has an optimizer of its own, which steps when its gradient is there."""
     optimizers = {each: torch.optim.SGD([each], lr=0.05) for each in model.parameters()}
@@ -214,6 +232,7 @@ def broken_behind_backward(model, optimizer):
 
 
 BROKEN = (broken_before_backward, broken_behind_backward, accumulated_before, never_synchronized)
+SEVERAL = (*BROKEN, one_of_three_reduces)  # more than one graph
 
 
 def local(tensor):
@@ -247,13 +266,13 @@ def check(name, make, optimizer, uneven):
     whole_step.compare(
         lambda: build(WRAPPERS[name], mesh, make, optimizer)[1:],
         inputs,
-        tolerance=1e-9 if optimizer == "sgd" else 2e-5,
-        graphs=None if make in BROKEN else 1,
-        fullgraph=make not in BROKEN,
+        tolerance=1e-10,
+        graphs=None if make in SEVERAL else 1,
+        fullgraph=make not in SEVERAL,
         options={"post_grad_custom_pre_pass": lambda graph: counted(graph, sent)},
     )
     print(name, make.__name__, optimizer, "ok", flush=True)
-    if make in BROKEN:
+    if make in SEVERAL:
         return
     gathers = MICRO_BATCHES if make in (accumulated, accumulated_locally) else 1
     times = MICRO_BATCHES if make is accumulated else 1
@@ -273,8 +292,10 @@ def check(name, make, optimizer, uneven):
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    wrapper, broken = sys.argv[1], sys.argv[2:] == ["broken"]
-    if broken:
+    wrapper, *parts = sys.argv[1:]
+    if parts == ["in turns"]:
+        check(wrapper, one_of_three_reduces, "adamw", True)
+    elif parts == ["broken"]:
         for make in BROKEN:
             if wrapper != "tp" or make not in (accumulated_before, never_synchronized):
                 check(wrapper, make, "sgd", False)

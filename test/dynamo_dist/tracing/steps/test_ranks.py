@@ -21,6 +21,11 @@ def test_step_with_a_break_has_eagers_numbers(on_ranks, wrapper):
     on_ranks(WORKER, 2, wrapper, "broken")
 
 
+@pytest.mark.parametrize("wrapper", ["fsdp2", pytest.param("ddp", marks=pytest.mark.sweep)])
+def test_a_call_may_be_a_micro_batch_that_is_not_reduced(on_ranks, wrapper):
+    on_ranks(WORKER, 2, wrapper, "in turns")
+
+
 def test_ranks_with_unlike_memory_budgets_keep_the_same(on_ranks):
     on_ranks(WORKER.with_name("budget_worker.py"), 2)
 
