@@ -62,6 +62,7 @@ from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.report import recorder, report
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
+from inductor_passes.rewrite.send_masks import send_masks_as_bytes
 from inductor_passes.schedule.schedule_pass import CAP_BYTES
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor
 
@@ -204,7 +205,7 @@ class Attachment:
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
         """Upstream's ``reorder_for_locality``, except on graphs whose launches it would bring to
-        their waits; and sums as upstream's patterns take them.
+        their waits; sums as upstream's patterns take them; masks as bytes.
         """
         # A whole step is compiled as inference is, and is training: the pass would bring updates
         # to the end, so that all gradients lived until then.
@@ -216,6 +217,7 @@ class Attachment:
             inductor.call_pass(self.chain_pre, graph, is_inference)
         if not self.observes:
             inductor.write_alpha_as_product(graph)
+            send_masks_as_bytes(graph)
 
     def after(self, graph: fx.Graph, is_inference: bool) -> None:
         """Run the passes, pin what they decided, and record it."""
