@@ -19,7 +19,7 @@ from typing import Any
 import torch._dynamo.convert_frame as _convert_frame
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo import convert_frame, symbolic_convert, trace_rules, utils
-from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters
 
@@ -187,8 +187,8 @@ def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         # Frames of translators in the traceback are the user's frames that they were tracing,
         # outermost first.
-        translator: object = frame.f_locals.get("self")
-        if hasattr(translator, "frame_summary") and hasattr(translator, "f_code"):
+        translator = frame.f_locals.get("self")
+        if isinstance(translator, InstructionTranslatorBase):
             frames[id(translator)] = translator.frame_summary()
     return tuple(frames.values())
 

@@ -188,8 +188,9 @@ def stays_compiled(frame_id: int | None, limit: str) -> bool:
         log.warning(
             "A function is compiled again although torch._dynamo.config.%s is reached: all ranks "
             "agreed on collectives that differ from eager mode's, so it cannot run in eager mode. "
-            "Each further length costs a compile; "
-            "let sizes be dynamic (dynamic=None or True, or torch._dynamo.mark_dynamic).",
+            "Each further value of what it depends on costs a compile: TORCH_LOGS=recompiles names "
+            "that. Let sizes be dynamic (dynamic=None or True, or torch._dynamo.mark_dynamic), and "
+            "schedulers change nothing but learning rates (cycle_momentum=False).",
             limit,
         )
     return True

@@ -466,4 +466,6 @@ def input_bytes(graph: fx.Graph) -> int:
 
 
 def _gib(size: float) -> str:
+    if size < 2**17:
+        return f"{size / 2**10:.1f} KiB"
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

@@ -3,9 +3,11 @@
 import os
 import traceback
 
+import pytest
 import torch
 
 from dynamo_dist.diagnostics import breaks
+from dynamo_dist.torch_compat import dynamo_frames
 
 TORCH = os.path.dirname(torch.__file__)
 
@@ -54,3 +56,16 @@ def test_the_call_path_starts_at_the_user():
         "torch/distributed/c10d_logger.py: wrapper: func()",
     )
     assert breaks.call_path([]) == ()
+
+
+def test_an_object_that_answers_anything_is_no_translator():
+    class Handler:
+        def __getattr__(self, name):
+            raise AssertionError(f"asked for {name}")
+
+        def run(self):
+            raise ValueError
+
+    with pytest.raises(ValueError) as failed:
+        Handler().run()
+    assert dynamo_frames._traced_stack(failed.value) == ()
