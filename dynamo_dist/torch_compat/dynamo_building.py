@@ -178,9 +178,8 @@ def attribute_so_far(tx: Any, value: object, name: str) -> Any:
     tracker = effects.id_to_variable.get(id(value))
     if tracker is not None and effects.has_pending_mutation_of_attr(tracker, name):
         found = realized(effects.load_attr(tracker, name))
-        if isinstance(
-            found, SymNodeVariable
-        ):  # compared from a size or a counter, which is guarded
+        # What the program computed from a size or a counter is one value from here on, by a guard.
+        if isinstance(found, SymNodeVariable):
             return found.evaluate_expr(tx.output)
         return found.as_python_constant()
     return getattr(value, name)

@@ -223,12 +223,14 @@ def few_libraries() -> list[Patch]:
         if kernel is not None and async_compile.get_compile_threads() > 1:
             _start_early(_defined.setdefault(self, []), kernel)
 
-    return [
+    patches: list[Patch] = [
         PoolsOfThisProcess(),
         WrapFunction(upstream_kernels, "cpp_pybinding", cpp_pybinding),
         WrapFunction(upstream_kernels, "wait", wait),
-        WrapFunction(PythonWrapperCodegen, "define_kernel", define_kernel),
     ]
+    if has(PythonWrapperCodegen, "define_kernel", off="kernels are built after all is generated"):
+        patches.append(WrapFunction(PythonWrapperCodegen, "define_kernel", define_kernel))
+    return patches
 
 
 class PoolsOfThisProcess(OwnState):

@@ -267,13 +267,14 @@ class CompileSession:
         """
         given_salt = self.cache_salt
         try:
-            while True:
+            for _ in range(2):  # choices may differ, and then launches
                 before = carried.Counts()
                 made = make()
                 if self.job is None or not (others := self._agreed_otherwise(self.job, before)):
                     return made
                 dynamo.compile_again()
                 self.cache_salt = _digest([self.cache_salt, *others])
+            return make()
         finally:
             self.cache_salt = given_salt
 
