@@ -207,7 +207,7 @@ class KeepWithinBudget(GraphPass):
         states = search.states[: best.choice.states]
         notes += [*_lines("moved to the host", moved), *_lines("runs again", runs_again)]
         if states:
-            size = _gib(sum(each.bytes for each in states))
+            size = _size(sum(each.bytes for each in states))
             notes.append(f"on the host up to the update: {len(states)} x optimizer state, {size}")
         if best.peak_bytes > limit:
             trial = _carried_out(given.graph, search, best.choice)
@@ -311,16 +311,16 @@ class KeepWithinBudget(GraphPass):
     def _summary(self, graph: fx.Graph, search: RetentionSearch, best: Tried) -> list[str]:
         everything, bound = simulate(graph, self.cost), self.bound_us(graph, search)
         inputs = input_bytes(graph)
-        saved = min(best.choice.byte_us * 2**30, best.us - bound)
+        saved = max(0.0, min(best.choice.byte_us * 2**30, best.us - bound))
         more = (
             f"a GiB more would save some {saved:.0f} us" if saved else "more memory saves nothing"
         )
         return [
-            f"budget {_gib((search.limit_bytes + inputs) / (1 - RESERVE))}, {RESERVE:.0%} of it in "
-            f"reserve; inputs take {_gib(inputs)}, all values at once "
-            f"{_gib(everything.peak_bytes)}",
-            f"predicted peak {_gib(best.peak_bytes + inputs)}, of which "
-            f"{_gib(best.choice.kept_bytes)} are kept from forward to backward",
+            f"budget {_size((search.limit_bytes + inputs) / (1 - RESERVE))}, {RESERVE:.0%} of it "
+            f"in reserve; inputs take {_size(inputs)}, all values at once "
+            f"{_size(everything.peak_bytes)}",
+            f"predicted peak {_size(best.peak_bytes + inputs)}, of which "
+            f"{_size(best.choice.kept_bytes)} are kept from forward to backward",
             f"predicted step {best.us:.0f} us; no choice within the budget takes less than "
             f"{bound:.0f} us (gap {best.us / max(bound, 1e-9) - 1:.1%})",
             *([more] if best.peak_bytes <= search.limit_bytes else []),
@@ -332,11 +332,11 @@ class KeepWithinBudget(GraphPass):
         needed = (peak + input_bytes(trial)) / (1 - RESERVE)
         alive = _alive_at(trial, live.index(max(live)))
         return [
-            f"No choice fits the memory budget: the step needs {_gib(needed)}, and "
-            f"{_gib((limit + input_bytes(trial)) / (1 - RESERVE))} are given. It is compiled for "
+            f"No choice fits the memory budget: the step needs {_size(needed)}, and "
+            f"{_size((limit + input_bytes(trial)) / (1 - RESERVE))} are given. It is compiled for "
             "the least that was found. At its peak are alive:",
             *(
-                f"{_gib(output_bytes(node))} {function_name(_maker(node).target)} "
+                f"{_size(output_bytes(node))} {function_name(_maker(node).target)} "
                 f"{user_line(node)}".strip()
                 for node in alive[:MOST_LINES]
             ),
@@ -378,7 +378,7 @@ def _lines(what: str, nodes: Collection[fx.Node]) -> list[str]:
         size[key] += output_bytes(node)
     ordered = sorted(size, key=lambda key: (-size[key], key))
     lines = [
-        f"{what}: {len(makers[key])} x {key[0]}, {_gib(size[key])} {key[1]}".rstrip()
+        f"{what}: {len(makers[key])} x {key[0]}, {_size(size[key])} {key[1]}".rstrip()
         for key in ordered
     ]
     more = [f"{what}: {len(lines) - MOST_LINES} smaller kinds of values"] * (
@@ -465,7 +465,7 @@ def input_bytes(graph: fx.Graph) -> int:
     return sum(tensor_bytes(value) for value in values if isinstance(value, torch.Tensor))
 
 
-def _gib(size: float) -> str:
+def _size(size: float) -> str:
     if size < 2**17:
         return f"{size / 2**10:.1f} KiB"
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

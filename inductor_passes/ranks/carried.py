@@ -21,14 +21,15 @@ A counter is an odd place for data, but every other one asks more of torch (look
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from inductor_passes.ranks.collective_trace import CollectiveTrace, Group, packed, unpacked
 from inductor_passes.torch_compat import c10d, caches
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PREFIX = "inductor_passes.order."
 CHOICE = "inductor_passes.choice."
@@ -78,37 +79,25 @@ class Counts:
         A joint graph comes before its halves, and a forward graph before its backward one. The list
         is sorted because a cache counts in any order.
         """
-        found = []
-        for values in self._new(PREFIX):
-            try:
-                trace, plan = values
-                found.append(Carried(_with_own_groups(CollectiveTrace.from_json(trace)), str(plan)))
-            except (ValueError, TypeError) as error:
-                _is_damaged(error)
+        found = self._new(PREFIX, _carried)
         return sorted(found, key=lambda each: (bool(each.trace.joint), each.trace.backward))
 
     def choices_since(self) -> list[SharedChoice]:
         """List the choices of code made or loaded since."""
-        found = []
-        for values in self._new(CHOICE):
-            try:
-                about, text = map(str, values)
-                found.append(SharedChoice(about, text))
-            except (ValueError, TypeError) as error:
-                _is_damaged(error)
-        return found
+        return list(self._new(CHOICE, lambda values: SharedChoice(*map(str, values))))
 
-    def _new(self, prefix: str) -> Iterator[Any]:
+    def _new(self, prefix: str, read: Callable[[Any], T]) -> Iterator[T]:
         for name, number in list(caches.counters().items()):
             if name.startswith(prefix) and number > self._before.get(name, 0):
                 try:
-                    yield unpacked(name.removeprefix(prefix))
-                except ValueError as error:
-                    _is_damaged(error)
+                    yield read(unpacked(name.removeprefix(prefix)))
+                except (ValueError, TypeError) as error:
+                    log.warning("What compiled code from a cache carries cannot be read: %s", error)
 
 
-def _is_damaged(error: Exception) -> None:
-    log.warning("What a compiled graph from the cache launches cannot be read: %s", error)
+def _carried(values: Any) -> Carried:
+    trace, plan = values
+    return Carried(_with_own_groups(CollectiveTrace.from_json(trace)), str(plan))
 
 
 def _with_own_groups(trace: CollectiveTrace) -> CollectiveTrace:
